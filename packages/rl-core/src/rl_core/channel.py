@@ -1,0 +1,235 @@
+"""A stream of authenticated, numbered messages between two processes.
+
+Frames are `length (4 bytes, big endian) | HMAC-SHA256 (32 bytes) | msgpack`. The HMAC covers the
+direction and the number of the message, so a frame can be neither forged, nor replayed, nor
+reordered, nor reflected. Both sides hold a key of the run, which travels on another way (through
+the controller); each connection derives a key of its own from it and a nonce of either side.
+Messages are tagged msgspec structs and validated strictly; nothing is unpickled.
+
+Local sockets live in Linux's abstract namespace: they have no file that could be left behind.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from rl_core.deadlines import Deadline
+from rl_core.errors import MessageError, TransferError, TransferTimeoutError
+
+KEY_BYTES = 32
+MAX_MESSAGE_BYTES = 64 << 20
+_NONCE_BYTES = 16
+_MAC_BYTES = 32
+_LENGTH = struct.Struct(">I")
+
+
+def new_key() -> bytes:
+    """A fresh random key for one run or one connection."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+class Listener:
+    """A bound socket waiting for peers. Address text: `unix:<name>` or `tcp:<host>:<port>`."""
+
+    def __init__(self, host: str | None = None) -> None:
+        """Bind a local (Unix) socket, or a free TCP port on the interface of `host`."""
+        if host is None:
+            name = f"minirl-{os.getpid()}-{secrets.token_hex(8)}"
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(f"\0{name}")
+            self.address = f"unix:{name}"
+        else:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._socket.bind((host, 0))
+            self.address = f"tcp:{host}:{self._socket.getsockname()[1]}"
+        self._socket.listen(64)
+
+    def accept(self, key: bytes, types: Any, deadline: Deadline) -> "Channel":
+        """The next peer; one that does not know `key` is dropped with a MessageError."""
+        connection = _within(deadline, self._socket, "a peer to connect", self._socket.accept)[0]
+        return _open(connection, key, types, deadline, accepted=True)
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._socket.close()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(address: str, key: bytes, types: Any, deadline: Deadline) -> "Channel":
+    """Reach a `Listener`.
+
+    Args:
+        address: as the listener gives it.
+        key: the shared key.
+        types: union of message structs that may arrive on this side.
+        deadline: for connecting and the handshake.
+    """
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        family, target = socket.AF_UNIX, f"\0{rest}"
+    elif kind == "tcp":
+        host, _, port = rest.rpartition(":")
+        family, target = socket.AF_INET, (host, int(port))  # type: ignore[assignment]
+    else:
+        raise TransferError(f"not a channel address: {address!r}")
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        _within(deadline, connection, f"{address} to answer", connection.connect, target)
+    except TransferError:
+        connection.close()
+        raise
+    return _open(connection, key, types, deadline, accepted=False)
+
+
+def _open(
+    connection: socket.socket, key: bytes, types: Any, deadline: Deadline, *, accepted: bool
+) -> "Channel":
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        return Channel(connection, key, types, deadline, accepted=accepted)
+    except (TransferError, MessageError):
+        connection.close()
+        raise
+
+
+class Channel:
+    """One end of a connection. Not thread-safe: one sender and one receiver at a time."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        key: bytes,
+        types: Any,
+        deadline: Deadline,
+        *,
+        accepted: bool,
+    ) -> None:
+        self._socket = connection
+        self._decoder = msgspec.msgpack.Decoder(types)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sent = self._received = 0
+        self._out, self._in = (b"a", b"c") if accepted else (b"c", b"a")
+        self._key = key
+        self._key = self._handshake(accepted, deadline)
+
+    def _handshake(self, accepted: bool, deadline: Deadline) -> bytes:
+        mine = secrets.token_bytes(_NONCE_BYTES)
+        self._send_all(mine, deadline)
+        theirs = self._read(_NONCE_BYTES, deadline)
+        nonces = mine + theirs if accepted else theirs + mine
+        key = hmac.digest(self._key, b"minirl-channel-1" + nonces, hashlib.sha256)
+        self._send_all(hmac.digest(key, b"proof" + self._out, hashlib.sha256), deadline)
+        proof = self._read(_MAC_BYTES, deadline)
+        if not hmac.compare_digest(proof, hmac.digest(key, b"proof" + self._in, hashlib.sha256)):
+            raise MessageError("the peer does not hold this run's key; it was refused")
+        return key
+
+    def send(self, message: msgspec.Struct, deadline: Deadline) -> None:
+        """Send one message; TransferError if the peer is gone."""
+        payload = self._encoder.encode(message)
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise MessageError(f"message of {len(payload)} bytes exceeds {MAX_MESSAGE_BYTES}")
+        mac = self._mac(self._out, self._sent, payload)
+        self._sent += 1
+        self._send_all(_LENGTH.pack(len(payload)) + mac + payload, deadline)
+
+    def receive(self, deadline: Deadline) -> Any:
+        """The next message, an instance of one of `types`.
+
+        Errors: MessageError (forged, out of order, malformed), TransferError (peer gone),
+        TransferTimeoutError.
+        """
+        size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
+        if size > MAX_MESSAGE_BYTES:
+            raise MessageError(f"announced message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")
+        mac = self._read(_MAC_BYTES, deadline)
+        payload = self._read(size, deadline)
+        if not hmac.compare_digest(mac, self._mac(self._in, self._received, payload)):
+            raise MessageError(f"message {self._received} is not authentic or out of order")
+        self._received += 1
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise MessageError(f"message {self._received - 1} is malformed: {error}") from error
+
+    def send_fd(self, fd: int, deadline: Deadline) -> None:
+        """Hand a file descriptor to the peer; local sockets only."""
+        _within(deadline, self._socket, "the peer", socket.send_fds, self._socket, [b"F"], [fd])
+
+    def receive_fd(self, deadline: Deadline) -> int:
+        """The descriptor that the peer sent; the caller owns it."""
+        result = _within(
+            deadline, self._socket, "a descriptor", socket.recv_fds, self._socket, 1, 1
+        )
+        if result[0] != b"F" or len(result[1]) != 1:
+            for fd in result[1]:
+                os.close(fd)
+            raise MessageError("expected a file descriptor, the peer sent something else")
+        return int(result[1][0])
+
+    def close(self) -> None:
+        """Close the connection; the peer sees it at once. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _mac(self, direction: bytes, number: int, payload: bytes) -> bytes:
+        head = direction + number.to_bytes(8, "big")
+        return hmac.digest(self._key, head + payload, hashlib.sha256)
+
+    def _send_all(self, data: bytes, deadline: Deadline) -> None:
+        _within(deadline, self._socket, "the peer to read", self._socket.sendall, data)
+
+    def _read(self, nbytes: int, deadline: Deadline) -> bytes:
+        parts = bytearray()
+        while len(parts) < nbytes:
+            want = nbytes - len(parts)
+            part = _within(deadline, self._socket, "a message", self._socket.recv, want)
+            if not part:
+                raise TransferError("the peer closed the connection")
+            parts += part
+        return bytes(parts)
+
+
+def _within(
+    deadline: Deadline, on: socket.socket, what: str, operation: Any, *arguments: Any
+) -> Any:
+    """Run a socket operation under a deadline, with errors of this package."""
+    deadline.check(what)
+    try:
+        on.settimeout(max(deadline.remaining(), 1e-3))
+        return operation(*arguments)
+    except TimeoutError as error:
+        raise TransferTimeoutError(f"deadline passed while waiting for {what}") from error
+    except OSError as error:
+        raise TransferError(f"connection lost while waiting for {what}: {error}") from error

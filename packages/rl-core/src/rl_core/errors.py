@@ -1,0 +1,108 @@
+"""The error tree of MiniRL.
+
+```
+MiniRLError
+├── ConfigError (ValueError)              a setting is wrong; nothing was started
+├── ComponentError (RuntimeError)         a plug-in or its library cannot be used
+│   ├── ComponentNotFoundError (LookupError)   not installed: carries what to install
+│   ├── ComponentLoadError (ImportError)       installed, but importing it failed
+│   └── IncompatibleVersionError               installed in a version that we do not support
+├── LifecycleError (RuntimeError)         a call in the wrong state or order
+├── WeightSyncError (RuntimeError)        weights did not arrive
+│   ├── TransferError (ConnectionError)        the transport failed or the peer went away
+│   │   └── TransferTimeoutError (TimeoutError)  a deadline passed
+│   ├── MessageError (ValueError)              a message was malformed, forged or out of order
+│   ├── ManifestMismatchError (ValueError)     names, shapes, dtypes or counts differ
+│   └── StaleVersionError (ValueError)         an older, repeated or foreign version
+├── VerificationError (RuntimeError)      weights arrived, but are not the expected ones
+│   └── DigestMismatchError                    carries the names of the tensors that differ
+└── RolloutError (RuntimeError)           the rollout engine refused or failed a request
+    └── ReplicaFencedError                     the replica answers nothing until it is synced
+```
+
+Every error also inherits the standard exception that it specialises, so that callers who know
+nothing of MiniRL can still catch it. A message says what happened, to which tensor, rank or
+version, and what to do. Foreign exceptions are translated once, at a package's edge, with
+`raise ... from`.
+"""
+
+from collections.abc import Sequence
+
+
+class MiniRLError(Exception):
+    """Base of every error that MiniRL raises on purpose."""
+
+
+class ConfigError(MiniRLError, ValueError):
+    """A setting is wrong. Raised before anything is started."""
+
+
+class ComponentError(MiniRLError, RuntimeError):
+    """A plug-in, or the library behind it, cannot be used."""
+
+
+class ComponentNotFoundError(ComponentError, LookupError):
+    """No such component is installed; the message names what to install."""
+
+
+class ComponentLoadError(ComponentError, ImportError):
+    """The component is installed, but importing it failed."""
+
+
+class IncompatibleVersionError(ComponentError):
+    """The component or its library has a version that is not supported."""
+
+
+class LifecycleError(MiniRLError, RuntimeError):
+    """A call was made in the wrong state or in the wrong order."""
+
+
+class WeightSyncError(MiniRLError, RuntimeError):
+    """Weights did not arrive where they should."""
+
+
+class TransferError(WeightSyncError, ConnectionError):
+    """The transport failed, or the peer went away."""
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """A deadline passed while waiting for a peer."""
+
+
+class MessageError(WeightSyncError, ValueError):
+    """A message was malformed, not authentic, or out of order."""
+
+
+class ManifestMismatchError(WeightSyncError, ValueError):
+    """Names, shapes, dtypes or counts differ from what was announced."""
+
+
+class StaleVersionError(WeightSyncError, ValueError):
+    """A version is older than, equal to, or foreign to the one already held."""
+
+
+class VerificationError(MiniRLError, RuntimeError):
+    """Weights arrived but could not be shown to be the right ones."""
+
+
+class DigestMismatchError(VerificationError):
+    """Contents differ from what was sent.
+
+    Attributes:
+        tensors: names of the tensors whose digests differ, in stream order.
+    """
+
+    def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.tensors)
+
+
+class RolloutError(MiniRLError, RuntimeError):
+    """The rollout engine refused or failed a request."""
+
+
+class ReplicaFencedError(RolloutError):
+    """The replica answers no request until a complete sync has been committed."""
