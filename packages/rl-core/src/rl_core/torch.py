@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import xxhash
 
 from rl_core import digests
 from rl_core.errors import ManifestMismatchError
@@ -73,12 +74,11 @@ def content_digest(meta: TensorMeta, tensor: torch.Tensor, kind: str = digests.X
     data = as_bytes(tensor)
     if kind == digests.XXH3_128:
         return digests.xxh3_128(meta, data.cpu().numpy().data)
-    head = torch.frombuffer(bytearray(digests.header(meta)), dtype=torch.uint8)
-    value = wsum64(torch.cat([_padded(head.to(data.device)), data]))
-    return f"{digests.WSUM64}:{value:016x}"
+    seed = xxhash.xxh3_64_intdigest(digests.header(meta))
+    return f"{digests.WSUM64}:{wsum64(data, seed):016x}"
 
 
-def wsum64(data: torch.Tensor) -> int:
+def wsum64(data: torch.Tensor, seed: int = 0) -> int:
     """Weighted sum modulo 2**64 of flat uint8 `data`, read as little-endian 64-bit words.
 
     Words are multiplied by fixed odd pseudo-random weights within chunks of 2**18 words, and the
@@ -86,14 +86,24 @@ def wsum64(data: torch.Tensor) -> int:
     that swapped words and swapped chunks change the result. Integer arithmetic wraps exactly, so
     the value depends neither on the number of threads nor on the order of the reduction. The
     length in bytes is folded in last, so that trailing zeros count.
+
+    Args:
+        data: on any device; read where it is, only the result is copied to the host.
+        seed: 64-bit start value, such as a hash of what the data is called.
     """
     words = _padded(data).view(torch.int64)
     weights = _weights(str(data.device))
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    product = torch.empty_like(weights)
+    total = torch.tensor(_signed(seed), dtype=torch.int64, device=data.device)
     for chunk in words.split(_CHUNK):
-        total = total * _HORNER + (chunk * weights[: chunk.numel()]).sum()
+        size = chunk.numel()
+        total = total * _HORNER + torch.mul(chunk, weights[:size], out=product[:size]).sum()
     value: int = (int(total) * _HORNER + data.numel()) % (1 << 64)
     return value
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _padded(data: torch.Tensor) -> torch.Tensor:
