@@ -8,7 +8,6 @@ a worker thread if it must not block. This module imports no torch; tensors are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -18,6 +17,7 @@ import msgspec
 from rl_core.versions import PolicyVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
