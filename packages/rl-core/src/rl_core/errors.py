@@ -8,6 +8,8 @@ MiniRLError
 │   ├── ComponentLoadError (ImportError)       installed, but importing it failed
 │   └── IncompatibleVersionError               installed in a version that we do not support
 ├── LifecycleError (RuntimeError)         a call in the wrong state or order
+├── TrainError (RuntimeError)             the update of the policy failed
+│   └── NonFiniteError (ArithmeticError)       a loss, gradient or weight is NaN or infinite
 ├── WeightSyncError (RuntimeError)        weights did not arrive
 │   ├── TransferError (ConnectionError)        the transport failed or the peer went away
 │   │   └── TransferTimeoutError (TimeoutError)  a deadline passed
@@ -55,6 +57,14 @@ class IncompatibleVersionError(ComponentError):
 
 class LifecycleError(MiniRLError, RuntimeError):
     """A call was made in the wrong state or in the wrong order."""
+
+
+class TrainError(MiniRLError, RuntimeError):
+    """The policy could not be updated; its weights are those of before."""
+
+
+class NonFiniteError(TrainError, ArithmeticError):
+    """A loss, gradient or weight is NaN or infinite."""
 
 
 class WeightSyncError(MiniRLError, RuntimeError):

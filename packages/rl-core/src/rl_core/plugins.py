@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -83,21 +83,31 @@ def load_object(path: str) -> Any:
 def build_config(cls: type[Config], values: Mapping[str, Any], where: str) -> Config:
     """A dataclass from plain values; ConfigError names an unknown key or a wrong type.
 
+    Sections (fields that are dataclasses themselves) are checked alike.
+
     Args:
         cls: dataclass whose annotations are checked strictly.
         values: plain data (dicts, lists, numbers, text).
         where: prefix of the keys in messages, such as `checkpoint_engine.options`.
     """
-    known = [item.name for item in dataclasses.fields(cast("Any", cls)) if item.init]
-    for key in values:
-        if key not in known:
-            hint = nearest(key, known)
-            msg = f"unknown key {where}.{key}" + (f"; did you mean {where}.{hint}?" if hint else "")
-            raise ConfigError(msg)
+    _check_keys(cls, values, where)
     try:
         return msgspec.convert(dict(values), type=cls, strict=True)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
+    """ConfigError for the first unknown key, in sections (nested dataclasses) too."""
+    known = [item.name for item in dataclasses.fields(cls) if item.init]
+    types = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in known:
+            hint = nearest(key, known)
+            msg = f"unknown key {where}.{key}" + (f"; did you mean {where}.{hint}?" if hint else "")
+            raise ConfigError(msg)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(types[key]):
+            _check_keys(cast("type[Any]", types[key]), value, f"{where}.{key}")
 
 
 def _not_found(group: str, name: str) -> str:
