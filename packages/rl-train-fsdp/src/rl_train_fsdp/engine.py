@@ -1,0 +1,215 @@
+"""The train engine: what the rest of the system calls; every method delegates to one module."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from rl_core.errors import LifecycleError, TrainError
+from rl_core.interfaces import RankPlace, TrainEngine
+
+from rl_train_fsdp import checkpoint, staging
+from rl_train_fsdp.conversions import Conversions
+from rl_train_fsdp.devices import select_device, set_threads
+from rl_train_fsdp.full_tensors import FullTensors
+from rl_train_fsdp.memory import MemoryUse, parameter_count_line
+from rl_train_fsdp.offload import Offload
+from rl_train_fsdp.optimizer import ShardedAdamW
+from rl_train_fsdp.policy import Policy
+from rl_train_fsdp.pretrained import PretrainedWriter, write_stream
+from rl_train_fsdp.process_group import ProcessGroup
+from rl_train_fsdp.scoring import score
+from rl_train_fsdp.shard_loading import check_complete, load_shards, unused_names
+from rl_train_fsdp.update import PolicyUpdate
+from rl_train_fsdp.wrapping import (
+    allocate,
+    build_on_meta,
+    enable_gradient_checkpointing,
+    reshard,
+    shard,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rl_core.interfaces import TensorStream
+    from rl_core.metadata import Manifest
+    from rl_core.trajectory import LogProbs, TrainSample
+    from rl_core.versions import PolicyVersion
+
+    from rl_train_fsdp.config import FsdpConfig
+
+logger = logging.getLogger(__name__)
+
+
+class FsdpTrainEngine(TrainEngine):
+    """The policy on one FSDP rank. Construction does nothing; `initialize` is collective."""
+
+    def __init__(self, config: FsdpConfig, place: RankPlace) -> None:
+        config.check_world(place.world_size)
+        self._config = config
+        self._place = place
+        self._parts: _Parts | None = None
+
+    def initialize(self) -> None:
+        """Join the process group, load and shard the model, create the optimizer. Collective.
+
+        ConfigError for a model directory that cannot be used, before the other ranks are waited
+        for; TransferError if they do not come.
+        """
+        if self._parts is not None:
+            raise LifecycleError("the engine is initialized already")
+        self._parts = _Parts(self._config, self._place)
+
+    def compute_log_prob(self, samples: Sequence[TrainSample]) -> list[LogProbs]:
+        """Log-probabilities and entropies of this rank's samples. Collective."""
+        parts = self._ready()
+        limit = self._config.engine.ppo_max_token_len_per_gpu
+        return score(parts.policy, parts.group, samples, limit, parts.device)
+
+    def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        """One iteration on this rank's samples; metrics over all ranks. Collective.
+
+        Beside the metrics that `TrainEngine` names: `ppo_kl`, the mean of old minus new
+        log-probabilities. `kl` is 0 where samples carry no reference.
+        """
+        return self._ready().update.run(samples)
+
+    def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
+        """Structure of what `get_per_tensor_param` yields. Local, equal on all ranks."""
+        return self._ready().full_tensors.manifest(version, run_id)
+
+    def get_per_tensor_param(self) -> TensorStream:
+        """Full tensors under their checkpoint names. Collective at each step; iterate to the end.
+
+        A tensor is on the rank's device and valid until the next step.
+        """
+        parts = self._ready()
+        reshard(parts.policy)
+        return parts.full_tensors.stream()
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Sharded parameters, moments and schedule under `path`, whole or not at all. Collective.
+
+        An existing checkpoint of that name is replaced.
+        """
+        parts = self._ready()
+        reshard(parts.policy)
+        if parts.group.is_main:
+            staging.begin(path)
+        parts.group.barrier()
+        checkpoint.save_shards(parts.policy.model, parts.optimizer, staging.staged_path(path))
+        parts.group.barrier()
+        if parts.group.is_main:
+            state = checkpoint.TrainState(parts.update.iteration, parts.architecture)
+            state.write(staging.staged_path(path))
+            staging.publish(path)
+        parts.group.barrier()
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Restore what `save_checkpoint` wrote, on any number of ranks. Collective."""
+        parts = self._ready()
+        reshard(parts.policy)
+        state = checkpoint.TrainState.read(path, parts.architecture)
+        checkpoint.load_shards(parts.policy.model, parts.optimizer, path)
+        parts.update.iteration = state.iteration
+
+    def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face directory, in the wire dtype. Collective; rank 0 writes.
+
+        It appears under its name complete or not at all, and replaces an existing one.
+        TrainError on rank 0 if it cannot be written; the other ranks are not left waiting.
+        """
+        parts = self._ready()
+        reshard(parts.policy)
+        writer = PretrainedWriter(staging.begin(path)) if parts.group.is_main else None
+        failure = write_stream(parts.full_tensors.stream(), writer)
+        if writer is not None and failure is None:
+            dtype = self._config.engine.wire_dtype or "float32"
+            writer.finish(parts.directory, dtype)
+            staging.publish(path)
+        parts.group.barrier()
+        if failure is not None:
+            raise TrainError(f"{path} could not be written: {failure}") from failure
+
+    def offload(self) -> None:
+        """Move parameters and optimizer state off the device, where configured. Local."""
+        self._ready().offload.offload()
+
+    def onload(self) -> None:
+        """Bring them back. Local."""
+        self._ready().offload.onload()
+
+    def shutdown(self) -> None:
+        """Leave the process group and free everything. Idempotent."""
+        if self._parts is not None:
+            self._parts.group.leave()
+        self._parts = None
+
+    def _ready(self) -> _Parts:
+        if self._parts is None:
+            raise LifecycleError("the engine is not initialized, or was shut down")
+        return self._parts
+
+
+class _Parts:
+    """Everything that exists between `initialize` and `shutdown`."""
+
+    def __init__(self, config: FsdpConfig, place: RankPlace) -> None:
+        self.directory = config.check_files()
+        self.device = select_device(place.device, place.local_rank)
+        model = build_on_meta(self.directory.path)
+        self.architecture = type(model).__name__
+        conversions = Conversions(model, self.directory.tensors)
+        check_complete(model, conversions, self.directory)
+        self.policy = Policy(model)
+        self.group = ProcessGroup(place, config.engine.timeout_s)
+        set_threads(self.group.ranks_on_node())
+        if config.engine.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        self._shard(config, conversions)
+        self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
+        wire = config.engine.wire_dtype
+        self.full_tensors = FullTensors(model, conversions, self.directory, wire)
+        self.offload = Offload(self.policy, self.optimizer, config.engine, self.device)
+        self.update = PolicyUpdate(
+            self.policy,
+            self.optimizer,
+            self.group,
+            config,
+            self.device,
+            accumulate=not self._reshard(config),
+        )
+
+    def _reshard(self, config: FsdpConfig) -> bool:
+        chosen = config.engine.reshard_after_forward
+        return self.device.type != "cpu" if chosen is None else chosen
+
+    def _shard(self, config: FsdpConfig, conversions: Conversions) -> None:
+        """Wrap, allocate and load, with the lines that the log shows of it."""
+        model = self.policy.model
+        count = sum(param.numel() for param in model.parameters())
+        self._say(parameter_count_line(self.architecture, count))
+        self._say(MemoryUse.measure(self.device).line("Before FSDP"))
+        mesh = self.group.mesh(config.engine.fsdp_size)
+        dtype = getattr(torch, config.engine.dtype)
+        wrapped = shard(self.policy, mesh, dtype, reshard=self._reshard(config))
+        allocate(self.policy, self.device)
+        load_shards(model, conversions, self.directory)
+        self._say(
+            f"Applied FSDP wrapping. mesh={tuple(mesh.shape)}, dtype={config.engine.dtype}, "
+            f"layers={'|'.join(wrapped) or 'none'}, device={self.device}"
+        )
+        self._say(MemoryUse.measure(self.device).line("After FSDP"))
+        unused = unused_names(model, conversions)
+        if unused:
+            self._say(
+                f"{len(unused)} tensors of {self.directory.path} have no place in "
+                f"{self.architecture} and are left out, the first is {unused[0]!r}"
+            )
+
+    def _say(self, line: str) -> None:
+        if self.group.is_main:
+            logger.info(line)

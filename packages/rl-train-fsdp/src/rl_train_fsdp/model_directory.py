@@ -1,0 +1,192 @@
+"""A Hugging Face model directory on disk, read by its headers only. No torch is imported here.
+
+The safetensors format: 8 bytes little-endian length of a JSON header, the header (name to dtype,
+shape and byte range), then the bytes (github.com/huggingface/safetensors, "Format").
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.errors import ConfigError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_MAX_HEADER = 100_000_000
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+_TRAINABLE = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the directory.
+
+    Attributes:
+        file: safetensors file that holds it.
+        dtype: torch's name of its dtype.
+        shape: its shape.
+        nbytes: its bytes in the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A checked directory.
+
+    Attributes:
+        path: the directory.
+        config: parsed config.json.
+        tensors: every tensor stored, by its name.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    @classmethod
+    def open(cls, path: Path) -> "ModelDirectory":
+        """Read config.json and all safetensors headers; ConfigError says what is wrong."""
+        if not path.is_dir():
+            raise ConfigError(f"model directory {path} does not exist; give an existing one")
+        directory = cls(path, _read_config(path), _read_tensors(path))
+        directory._check()
+        return directory
+
+    @property
+    def architecture(self) -> str:
+        """Class named by config.json, such as `Qwen3ForCausalLM`, else its model type."""
+        architectures = self.config.get("architectures") or []
+        return str(architectures[0] if architectures else self.config["model_type"])
+
+    @property
+    def main_dtype(self) -> str:
+        """The floating dtype that most bytes are stored in: what the model is meant to run in."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            if tensor.dtype in _TRAINABLE:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+        return max(sizes, key=lambda dtype: sizes[dtype])
+
+    def _check(self) -> None:
+        if self.config.get("quantization_config"):
+            msg = f"{self.path} holds a quantised model; train its unquantised original"
+            raise ConfigError(msg)
+        if not any(tensor.dtype in _TRAINABLE for tensor in self.tensors.values()):
+            raise ConfigError(f"{self.path} holds no floating-point tensors to train")
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    file = path / CONFIG_FILE
+    if not file.is_file():
+        msg = f"{path} has no {CONFIG_FILE}; give a Hugging Face model directory"
+        raise ConfigError(msg)
+    config = _read_json(file)
+    if not config.get("model_type"):
+        msg = f"{file} names no model_type; it is not the configuration of a transformers model"
+        raise ConfigError(msg)
+    return config
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as JSON ({error}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} holds no JSON object; fetch it again")
+    return value
+
+
+def _read_tensors(path: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_files(path):
+        tensors.update(_read_header(file))
+    missing = [name for name in _indexed_names(path) if name not in tensors]
+    if missing:
+        msg = (
+            f"{path / INDEX_FILE} lists {len(missing)} tensors that no file holds, the first is "
+            f"{missing[0]!r}; fetch the model again"
+        )
+        raise ConfigError(msg)
+    return tensors
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / INDEX_FILE
+    if index.is_file():
+        return [path / name for name in sorted(set(_weight_map(index).values()))]
+    if (path / WEIGHTS_FILE).is_file():
+        return [path / WEIGHTS_FILE]
+    msg = f"{path} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; convert its weights to safetensors"
+    raise ConfigError(msg)
+
+
+def _indexed_names(path: Path) -> list[str]:
+    index = path / INDEX_FILE
+    return list(_weight_map(index)) if index.is_file() else []
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index} has no weight_map; fetch it again")
+    return {str(name): str(file) for name, file in weight_map.items()}
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing; fetch the model again")
+    size = file.stat().st_size
+    header, start = _header(file, size)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        if start + end > size:
+            msg = (
+                f"{file} is truncated: {name!r} ends at byte {start + end}, the file at byte "
+                f"{size}; fetch it again"
+            )
+            raise ConfigError(msg)
+        dtype = _DTYPES.get(entry["dtype"], str(entry["dtype"]))
+        yield name, StoredTensor(file, dtype, tuple(entry["shape"]), end - begin)
+
+
+def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:
+    """The parsed header, and the offset of the first byte after it."""
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if length > min(size - 8, _MAX_HEADER):
+            raise ConfigError(f"{file} is truncated or no safetensors file; fetch it again")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{file} has a damaged header ({error}); fetch it again") from error
+    if not isinstance(header, dict):
+        raise ConfigError(f"{file} has a damaged header; fetch it again")
+    return header, 8 + length

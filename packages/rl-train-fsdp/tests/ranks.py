@@ -1,0 +1,109 @@
+"""A rank process for tests: runs scripts of engine calls that arrive on its standard input.
+
+Started as a program (`python ranks.py`), once for the whole session, because importing torch and
+transformers takes seconds. Each line of input is a JSON object that names a file holding the
+rank's place, the engine's config and a list of calls; the results go to another file.
+"""
+
+import json
+import logging
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+from rl_core.interfaces import RankPlace
+from rl_core.plugins import build_config
+from rl_core.versions import PolicyVersion
+from rl_train_fsdp.config import FsdpConfig
+from rl_train_fsdp.conversions import module_tensors
+from rl_train_fsdp.engine import FsdpTrainEngine
+from rl_train_fsdp.optimizer import local
+
+
+class Script:
+    """The calls a test can make besides the engine's own methods."""
+
+    def __init__(self, place, config):
+        self.place = place
+        self.config = config
+        self.engine = FsdpTrainEngine(build_config(FsdpConfig, config, "actor"), place)
+
+    def tensors(self):
+        """The whole stream, cloned: [(meta, tensor)]."""
+        return [(meta, tensor.clone()) for meta, tensor in self.engine.get_per_tensor_param()]
+
+    def manifest(self):
+        return self.engine.manifest(PolicyVersion(1, 0), "run")
+
+    def gradients(self):
+        """Full gradients of the last step by module name."""
+        model = self.engine._parts.policy.model
+        return {
+            name: tensor.grad.full_tensor() for name, tensor in module_tensors(model).items()
+        }
+
+    def shards(self):
+        """This rank's own shards."""
+        model = self.engine._parts.policy.model
+        return {name: local(t).detach().clone() for name, t in module_tensors(model).items()}
+
+    def reference(self, samples):
+        """Log-probs by a second engine in the same process, then its shutdown."""
+        other = FsdpTrainEngine(self.engine._config, self.place)
+        other.initialize()
+        scores = other.compute_log_prob(samples)
+        other.shutdown()
+        return scores, dist.is_initialized()
+
+    def threads(self):
+        return torch.get_num_threads()
+
+    def lines(self):
+        """What the package logged so far."""
+        return list(LINES)
+
+    def run(self, calls):
+        results = []
+        for name, *args in calls:
+            method = getattr(self, name, None) or getattr(self.engine, name)
+            results.append(method(*args))
+        return results
+
+
+LINES = []
+
+
+class _Keep(logging.Handler):
+    def emit(self, record):
+        LINES.append(record.getMessage())
+
+
+def main():
+    logger = logging.getLogger("rl_train_fsdp")
+    logger.addHandler(_Keep())
+    logger.setLevel(logging.INFO)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        LINES.clear()
+        work = torch.load(job["work"], weights_only=False)
+        script = None
+        try:
+            script = Script(RankPlace(**work["place"]), work["config"])
+            results = script.run(work["calls"])
+            outcome = {"results": results, "error": None}
+        except Exception as error:
+            trace = traceback.format_exc()
+            outcome = {"results": None, "error": error, "kind": type(error).__name__, "trace": trace}
+        finally:
+            if script is not None:
+                script.engine.shutdown()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        torch.save(outcome, job["out"])
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
