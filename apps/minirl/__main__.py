@@ -1,0 +1,6 @@
+"""Makes `uv run apps/minirl` run the app."""
+
+from minirl.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,294 @@
+"""The configuration: schema ← embedded defaults ← presets ← command line.
+
+The dataclasses below are the whole schema; a key exists only once it works. `load_config` merges
+the layers with OmegaConf and turns every mistake into one line (`ConfigError`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rl_core.errors import ConfigError
+from rl_core.metadata import nearest
+
+PRESETS = Path(__file__).parent / "configs"
+_OPEN_KEYS = ("rollout.engine_kwargs", "data.reasoning_gym")
+
+
+@dataclass
+class PoolConfig:
+    """Devices of one role; on cpu a device is a worker process ("slot")."""
+
+    n_gpus_per_node: int | None = 2
+    """Devices per node. For the rollout in fused mode null means the actor's, and on cpu as many
+    as one replica needs."""
+    nnodes: int = 1
+
+
+@dataclass
+class ClusterConfig:
+    """Where things run."""
+
+    mode: str = "fused"
+    ray_address: str | None = None
+    """Address of a running Ray cluster to join; null starts a local one."""
+    device: str = "auto"
+    """auto | cpu | cuda | npu."""
+    actor: PoolConfig = field(default_factory=PoolConfig)
+    rollout: PoolConfig = field(default_factory=PoolConfig)
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    local_path: str | None = None
+    """Hugging Face directory; null is the embedded model."""
+
+
+@dataclass
+class EngineConfig:
+    """How the policy is trained."""
+
+    backend: str = "fsdp2"
+    fsdp_size: int = 2
+    """Ranks that share one copy of the parameters; divides the actor world."""
+    dtype: str = "bfloat16"
+    """Compute dtype; parameters and optimizer state are kept in float32."""
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    gradient_checkpointing: bool = False
+    ppo_max_token_len_per_gpu: int = 16384
+    """Tokens, padding included, of one micro-batch."""
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    lr: float = 1e-5
+    lr_scheduler_type: str = "constant"
+    """constant | linear | cosine (down to 10 %)."""
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@dataclass
+class ActorConfig:
+    """The training side."""
+
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    engine_config: EngineConfig = field(default_factory=EngineConfig)
+    optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
+class RolloutConfig:
+    """The serving side."""
+
+    name: str = "vllm"
+    local_path: str | None = "${actor.model_config.local_path}"
+    dtype: str = "bfloat16"
+    gpu_memory_utilization: float = 0.6
+    """Share of a device's memory; not passed on where the device is a cpu."""
+    kv_cache_memory_gb: float | None = None
+    """KV cache of one engine rank in GiB; null leaves it to the engine, 0.25 on cpu."""
+    free_cache_engine: bool = True
+    """Free the engine's memory while the actor trains."""
+    tensor_model_parallel_size: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_completion_length: int = 512
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to the engine as they are."""
+    start_timeout_s: float = 600.0
+
+
+@dataclass
+class DebugConfig:
+    """Checks of the weight sync."""
+
+    verify_light_transfer: bool = False
+    """Digests travel with the tensors and are recomputed just before loading."""
+
+
+@dataclass
+class CheckpointEngineConfig:
+    """How weights travel."""
+
+    update_weights_bucket_megabytes: float = 2048.0
+    timeout_s: float = 600.0
+    """Deadline of one weight sync."""
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+
+@dataclass
+class TrainerConfig:
+    """The loop."""
+
+    seed: int = 1
+    total_training_steps: int = 90
+    sync_freq: int = 1
+    """Sync weights after every n-th step; the last step is always followed by one."""
+    run_dir: str | None = None
+    """Output directory; null is runs/<time>."""
+    save_freq: int = 0
+    """Save a training checkpoint every n-th step; 0 never."""
+    keep_last: int = 2
+    """Training checkpoints kept."""
+    mock: bool = False
+    """Sleep instead of generating and training; everything else is real."""
+    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is optimised."""
+
+    adv_estimator: str = "grpo"
+    clip_ratio: float = 0.2
+    kl_coef: float = 0.0
+    loss_agg_mode: str = "token-mean"
+    norm_adv_by_std: bool = True
+    ppo_epochs: int = 1
+    ppo_mini_batch_size: int | None = None
+    """Samples per optimizer step, over all ranks; null takes the whole batch."""
+
+
+@dataclass
+class DataConfig:
+    """Prompts."""
+
+    task: str = "repeat"
+    path: str | None = None
+    """JSONL file of prompts."""
+    reasoning_gym: Any = None
+    """Name of a reasoning-gym dataset, or a mapping of `name` and its options."""
+    prompt_key: str = "prompt"
+    eval_path: str | None = None
+    eval_size: int = 0
+    """Held-out samples generated before and after the training; 0 is no evaluation."""
+    train_batch_size: int = 32
+    """Prompts per step."""
+    num_generations: int = 8
+    """Completions per prompt."""
+    max_prompt_length: int = 512
+    shuffle: bool = True
+
+
+@dataclass
+class RewardConfig:
+    """Who scores completions."""
+
+    path: str | None = None
+    """FILE.py or FILE.py:NAME; null takes the task's own reward."""
+    timeout_s: float = 60.0
+
+
+@dataclass
+class MiniRLConfig:
+    """Everything."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    checkpoint_engine: CheckpointEngineConfig = field(default_factory=CheckpointEngineConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+
+def load_config(arguments: Sequence[str]) -> MiniRLConfig:
+    """The configuration that `key=value` arguments describe.
+
+    Args:
+        arguments: `config=NAME[,NAME]` picks presets (or YAML files), the rest are overrides.
+
+    Errors: ConfigError, one line that names the key, the value and the nearest valid one.
+    """
+    presets = "fused"
+    overrides = []
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
+        if not separator:
+            raise ConfigError(f"not key=value: {argument!r}")
+        if key == "config":
+            presets = value
+        else:
+            overrides.append(argument)
+    merged = OmegaConf.structured(MiniRLConfig)
+    for name in ("embedded", *presets.split(",")):
+        merged = _merge(merged, _read_preset(name), f"config={name}")
+    for override in overrides:
+        merged = _merge(merged, _read_override(override), override)
+    config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    return config
+
+
+def as_yaml(config: MiniRLConfig) -> str:
+    """The resolved configuration, for `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
+
+
+def _read_preset(name: str) -> DictConfig:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else PRESETS / f"{name}.yaml"
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError:
+        known = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+        msg = f"config={name}: no such preset; known: {', '.join(known)} (or a path to a .yaml)"
+        raise ConfigError(msg) from None
+    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"config={name}: {_one_line(error)}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"config={name}: the file holds no mapping")
+    return loaded
+
+
+def _read_override(override: str) -> DictConfig:
+    try:
+        return OmegaConf.from_dotlist([override])
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{override}: {_one_line(error)}") from error
+
+
+def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
+    known = dict.fromkeys(_known_keys(MiniRLConfig))
+    for key in _given_keys(OmegaConf.to_container(layer), ""):
+        if key not in known and not key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
+            hint = nearest(key, known)
+            raise ConfigError(f"{source}: unknown key {key}; the nearest is {hint}")
+    try:
+        merged = OmegaConf.merge(base, layer)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{source}: {_one_line(error)}") from error
+    return merged  # type: ignore[return-value]
+
+
+def _known_keys(cls: Any, prefix: str = "") -> Iterator[str]:
+    for item in fields(cls):
+        key = f"{prefix}{item.name}"
+        yield key
+        if is_dataclass(item.type):
+            yield from _known_keys(item.type, f"{key}.")
+
+
+def _given_keys(node: Any, prefix: str) -> Iterator[str]:
+    if not isinstance(node, Mapping):
+        return
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        yield key
+        if key not in _OPEN_KEYS:
+            yield from _given_keys(value, f"{key}.")
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

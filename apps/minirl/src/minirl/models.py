@@ -1,0 +1,32 @@
+"""Where the policy's Hugging Face directory is."""
+
+from pathlib import Path
+
+from rl_core.errors import ConfigError
+
+from minirl.smollm2 import smollm2_directory
+from minirl.tiny_model import ensure_tiny_model
+
+
+def resolve_model(local_path: str | None) -> tuple[Path, bool]:
+    """The model directory, and whether it is the embedded model.
+
+    Args:
+        local_path: a directory; `smollm2` for the fetched one; None for the embedded model.
+    """
+    if local_path is None:
+        return ensure_tiny_model(), True
+    if local_path == "smollm2" and not Path(local_path).exists():
+        directory = smollm2_directory()
+        if not (directory / "config.json").exists():
+            msg = "SmolLM2-135M-Instruct is not on this machine yet; run: minirl fetch smollm2"
+            raise ConfigError(msg)
+        return directory, False
+    path = Path(local_path)
+    if not (path / "config.json").is_file():
+        msg = (
+            f"actor.model_config.local_path={local_path}: no config.json there; give the "
+            "directory of a Hugging Face causal language model"
+        )
+        raise ConfigError(msg)
+    return path.resolve(), False

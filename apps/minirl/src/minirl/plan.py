@@ -1,0 +1,243 @@
+"""What a run is going to do, checked as a whole before anything starts."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core import plugins
+from rl_core.errors import ComponentNotFoundError, ConfigError
+from rl_core.metadata import nearest
+
+from minirl.config import MiniRLConfig
+from minirl.devices import detect_device
+from minirl.memory_budget import check_memory
+from minirl.models import resolve_model
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "cluster.mode": ("fused",),
+    "cluster.device": ("auto", "cpu", "cuda", "npu"),
+    "actor.engine_config.dtype": ("float32", "bfloat16"),
+    "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
+    "rollout.dtype": ("float32", "bfloat16", "float16"),
+    "algorithm.adv_estimator": ("grpo",),
+    "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
+    "data.task": ("repeat",),
+}
+_AT_LEAST: dict[str, float] = {
+    "cluster.actor.n_gpus_per_node": 1,
+    "cluster.actor.nnodes": 1,
+    "cluster.rollout.nnodes": 1,
+    "actor.engine_config.fsdp_size": 1,
+    "actor.engine_config.ppo_max_token_len_per_gpu": 1,
+    "actor.optimizer_config.lr": 0,
+    "actor.optimizer_config.warmup_steps": 0,
+    "actor.optimizer_config.weight_decay": 0,
+    "rollout.tensor_model_parallel_size": 1,
+    "rollout.temperature": 0,
+    "rollout.max_completion_length": 1,
+    "trainer.total_training_steps": 1,
+    "trainer.sync_freq": 1,
+    "trainer.save_freq": 0,
+    "trainer.keep_last": 1,
+    "algorithm.ppo_epochs": 1,
+    "algorithm.kl_coef": 0,
+    "data.train_batch_size": 1,
+    "data.num_generations": 1,
+    "data.eval_size": 0,
+    "data.max_prompt_length": 1,
+}
+_POSITIVE = (
+    "actor.optimizer_config.max_grad_norm",
+    "rollout.start_timeout_s",
+    "checkpoint_engine.update_weights_bucket_megabytes",
+    "checkpoint_engine.timeout_s",
+    "algorithm.clip_ratio",
+    "reward.timeout_s",
+)
+_REPORTERS = ("tensorboard",)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A checked configuration and what follows from it.
+
+    Attributes:
+        config: the configuration.
+        device: cpu, cuda or npu.
+        model_path: Hugging Face directory of the policy.
+        embedded_model: whether it is the embedded one.
+        actor_world: number of actor ranks.
+        rollout_world: number of rollout ranks.
+        train_config: nested values for the train backend's configuration class.
+        rollout_config: values for the rollout backend's configuration class.
+    """
+
+    config: MiniRLConfig
+    device: str
+    model_path: Path
+    embedded_model: bool
+    actor_world: int
+    rollout_world: int
+    train_config: dict[str, Any]
+    rollout_config: dict[str, Any]
+
+
+def make_plan(config: MiniRLConfig) -> RunPlan:
+    """Check the configuration; ConfigError or ComponentError in one line if it can't work."""
+    _check_values(config)
+    device = detect_device(config.cluster.device)
+    actor_world = _world(config.cluster.actor.n_gpus_per_node, config.cluster.actor.nnodes)
+    rollout_world = _rollout_world(config, device, actor_world)
+    _check_batches(config, actor_world)
+    model_path, embedded = resolve_model(config.actor.model_config.local_path)
+    train_config = _train_config(config, model_path)
+    rollout_config = _rollout_config(config, model_path)
+    _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
+    _check_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_config, "rollout")
+    plan = RunPlan(
+        config=config,
+        device=device,
+        model_path=model_path,
+        embedded_model=embedded,
+        actor_world=actor_world,
+        rollout_world=rollout_world,
+        train_config=train_config,
+        rollout_config=rollout_config,
+    )
+    if device == "cpu":
+        check_memory(model_path, actor_world, rollout_world, config)
+    return plan
+
+
+def _value(config: MiniRLConfig, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+def _check_values(config: MiniRLConfig) -> None:
+    for key, choices in _CHOICES.items():
+        _check_choice(key, _value(config, key), choices)
+    for reporter in config.trainer.report_to:
+        _check_choice("trainer.report_to", reporter, _REPORTERS)
+    for key, bound in _AT_LEAST.items():
+        value = _value(config, key)
+        if value is None or value < bound:
+            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
+    for key in _POSITIVE:
+        if _value(config, key) <= 0:
+            raise ConfigError(f"{key}={_value(config, key)}: must be greater than 0")
+    if not 0 < config.rollout.top_p <= 1:
+        raise ConfigError(f"rollout.top_p={config.rollout.top_p}: must be in (0, 1]")
+    if config.rollout.top_k != -1 and config.rollout.top_k < 1:
+        raise ConfigError(f"rollout.top_k={config.rollout.top_k}: must be -1 (no limit) or >= 1")
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(choices)
+        msg = f"{key}={value}: must be one of {known}; the nearest is {nearest(value, choices)}"
+        raise ConfigError(msg)
+
+
+def _world(per_node: int | None, nnodes: int) -> int:
+    return (per_node or 0) * nnodes
+
+
+def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
+    tp_size = config.rollout.tensor_model_parallel_size
+    per_node = config.cluster.rollout.n_gpus_per_node
+    if per_node is None:
+        world = tp_size if device == "cpu" else actor_world
+    else:
+        world = _world(per_node, config.cluster.rollout.nnodes)
+    if tp_size > min(world, actor_world):
+        msg = (
+            f"rollout.tensor_model_parallel_size={tp_size} is larger than the pool of "
+            f"{min(world, actor_world)} devices; raise cluster.actor.n_gpus_per_node"
+        )
+        raise ConfigError(msg)
+    if world > actor_world or (device != "cpu" and world != actor_world):
+        msg = (
+            f"cluster.rollout.n_gpus_per_node={per_node}: in fused mode the {world} rollout ranks "
+            f"share the devices of the {actor_world} actor ranks; leave it null"
+        )
+        raise ConfigError(msg)
+    if world % tp_size:
+        msg = f"{world} rollout ranks cannot be divided into replicas of {tp_size} (rollout.tensor_model_parallel_size)"
+        raise ConfigError(msg)
+    return world
+
+
+def _check_batches(config: MiniRLConfig, actor_world: int) -> None:
+    fsdp_size = config.actor.engine_config.fsdp_size
+    if actor_world % fsdp_size:
+        msg = (
+            f"actor.engine_config.fsdp_size={fsdp_size} does not divide the actor world of "
+            f"{actor_world}; use a divisor of it, such as {_divisor(actor_world, fsdp_size)}"
+        )
+        raise ConfigError(msg)
+    samples = config.data.train_batch_size * config.data.num_generations
+    mini_batch = config.algorithm.ppo_mini_batch_size or samples
+    if samples % mini_batch or mini_batch % actor_world:
+        msg = (
+            f"algorithm.ppo_mini_batch_size={mini_batch} must divide the {samples} samples of a "
+            f"step (data.train_batch_size x data.num_generations) and be a multiple of the "
+            f"{actor_world} actor ranks"
+        )
+        raise ConfigError(msg)
+
+
+def _divisor(world: int, wanted: int) -> int:
+    return max(size for size in range(1, world + 1) if world % size == 0 and size <= max(wanted, 1))
+
+
+def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
+    engine = asdict(config.actor.engine_config)
+    engine.pop("backend")
+    engine["wire_dtype"] = config.rollout.dtype
+    algorithm = config.algorithm
+    return {
+        "model": {"local_path": str(model_path)},
+        "engine": engine,
+        "optimizer": {
+            **asdict(config.actor.optimizer_config),
+            "total_training_steps": _optimizer_steps(config),
+        },
+        "loss": {
+            "clip_ratio": algorithm.clip_ratio,
+            "kl_coef": algorithm.kl_coef,
+            "loss_agg_mode": algorithm.loss_agg_mode,
+            "ppo_epochs": algorithm.ppo_epochs,
+            "ppo_mini_batch_size": algorithm.ppo_mini_batch_size,
+        },
+    }
+
+
+def _optimizer_steps(config: MiniRLConfig) -> int:
+    return config.trainer.total_training_steps
+
+
+def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
+    rollout = config.rollout
+    return {
+        "local_path": rollout.local_path or str(model_path),
+        "dtype": rollout.dtype,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "kv_cache_memory_gb": rollout.kv_cache_memory_gb,
+        "free_cache_engine": rollout.free_cache_engine,
+        "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+        "max_model_len": config.data.max_prompt_length + rollout.max_completion_length,
+        "bucket_megabytes": config.checkpoint_engine.update_weights_bucket_megabytes,
+        "engine_kwargs": rollout.engine_kwargs,
+        "start_timeout_s": rollout.start_timeout_s,
+    }
+
+
+def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> None:
+    try:
+        backend = plugins.load_backend(group, name)
+    except ComponentNotFoundError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    plugins.build_config(plugins.load_object(backend.config_cls), values, where)

@@ -1,0 +1,83 @@
+"""Starting or joining Ray, and leaving nothing of it behind."""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+from rl_core.errors import ConfigError
+from rl_core.logs import kv
+
+from minirl.config import ClusterConfig
+
+_logger = logging.getLogger(__name__)
+
+SLOT = "minirl_slot"
+"""Custom Ray resource that stands for a device where there is none."""
+
+_RESOURCES = {"cpu": SLOT, "cuda": "GPU", "npu": "NPU"}
+_OBJECT_STORE_BYTES = 256 << 20
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Workers run in the driver's environment; Ray need not rebuild it with uv in each of them.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Ray would otherwise hide devices from actors that ask for none of them.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+def resource_name(device: str) -> str:
+    """Name of the Ray resource of one device of that kind."""
+    return _RESOURCES[device]
+
+
+@contextlib.contextmanager
+def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[None]:
+    """Ray for the length of the block: a local one of our own, or the cluster at `ray_address`.
+
+    Args:
+        cluster: the `cluster` section.
+        device: cpu, cuda or npu.
+        slots: devices that the run needs; what a local Ray on cpu offers.
+    """
+    os.environ.update(_ENVIRONMENT)
+    if cluster.ray_address is not None:
+        with _joined(cluster.ray_address):
+            yield
+        return
+    # A directory of our own with a short name: Unix sockets below it have a length limit.
+    directory = Path(tempfile.mkdtemp(prefix="minirl-ray-"))
+    try:
+        ray.init(
+            resources={SLOT: slots} if device == "cpu" else None,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(directory),
+            configure_logging=False,
+        )
+        _logger.info("Ray initialized. %s", kv(address="local", resource=resource_name(device)))
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cluster.ray_address={address}: cannot join: {line}") from error
+    try:
+        _logger.info("Ray initialized. %s", kv(address=address, nodes=len(ray.nodes())))
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,120 @@
+"""Objects in Ray actors, behind rl-core's `Launcher`, `Handle` and `Pending`."""
+
+import contextlib
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rl_core.errors import MiniRLError, RolloutError, TransferError
+from rl_core.interfaces import Placement
+from rl_core.plugins import load_object
+
+from minirl.worker_process import ProcessSettings, prepare_process
+
+
+def translated(error: Exception, who: str) -> Exception:
+    """What a failed Ray call means in our terms, in one line."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, MiniRLError):
+            return cause
+        return RolloutError(f"{who}: {type(cause).__name__}: {_first_line(cause)}")
+    if isinstance(error, RayActorError):
+        return TransferError(f"{who} died: {_first_line(error)}")
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"
+
+
+class ObjectHost:
+    """The Ray actor that holds one object and runs its methods, async ones concurrently."""
+
+    def __init__(self, cls: str, kwargs: dict[str, Any], settings: ProcessSettings) -> None:
+        prepare_process(settings)
+        self._object = load_object(cls)(**kwargs)
+
+    async def invoke(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one method to its end."""
+        result = getattr(self._object, method)(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+
+@dataclass(frozen=True)
+class RayPending:
+    """A Ray call under way."""
+
+    reference: Any
+    who: str
+
+    def result(self, timeout: float) -> Any:
+        """Its value, or its error in our terms; TimeoutError after `timeout` seconds."""
+        try:
+            return ray.get(self.reference, timeout=timeout)
+        except GetTimeoutError as error:
+            msg = f"{self.who} did not answer within {timeout:.0f} s"
+            raise TimeoutError(msg) from error
+        except (RayTaskError, RayActorError) as error:
+            raise translated(error, self.who) from error
+
+
+@dataclass(frozen=True)
+class RayHandle:
+    """An object in a Ray actor; picklable."""
+
+    actor: ActorHandle
+    name: str
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> RayPending:
+        """Start `method` there."""
+        reference = self.actor.invoke.remote(method, args, kwargs)
+        return RayPending(reference, f"{self.name}.{method}")
+
+    def call(self, method: str, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        """Start `method` and wait for its result."""
+        return self.submit(method, *args, **kwargs).result(timeout)
+
+    def kill(self) -> None:
+        """End the actor's process. Idempotent."""
+        with contextlib.suppress(RayActorError, ValueError):
+            ray.kill(self.actor)
+
+
+class RayLauncher:
+    """Starts objects as Ray actors on the node that the placement names."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+
+    def launch(
+        self, cls: str, kwargs: Mapping[str, Any], env: Mapping[str, str], placement: Placement
+    ) -> RayHandle:
+        """Create the object; its constructor runs in the new process."""
+        name = f"rollout_{placement.replica_rank}_{placement.node_rank}"
+        strategy = "DEFAULT"
+        if placement.node_id is not None:
+            strategy = NodeAffinitySchedulingStrategy(placement.node_id, soft=False)
+        actor = (
+            ray.remote(ObjectHost)
+            .options(
+                num_cpus=0,
+                max_concurrency=4096,
+                scheduling_strategy=strategy,
+                runtime_env={"env_vars": {**_base_environment(), **env}},
+            )
+            .remote(cls, dict(kwargs), self._settings.named(name))
+        )
+        return RayHandle(actor, f"replica {placement.replica_rank}")
+
+
+def _base_environment() -> dict[str, str]:
+    # Ray sets OMP_NUM_THREADS=1 in actors without a CPU of their own; engines decide themselves.
+    return {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -1,0 +1,79 @@
+"""Devices reserved for one role, in rank order."""
+
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from rl_core.errors import ConfigError
+
+from minirl.ray_cluster import resource_name
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One reserved device.
+
+    Attributes:
+        index: number of the bundle in its placement group.
+        node_id: Ray's id of its node.
+        host: the node's address.
+        local_rank: number among the pool's bundles on that node.
+    """
+
+    index: int
+    node_id: str
+    host: str
+    local_rank: int
+
+
+class ResourcePool:
+    """`world_size` devices in one placement group; rank r owns bundle r after sorting by node."""
+
+    def __init__(self, name: str, per_node: int, nnodes: int, device: str) -> None:
+        self.name = name
+        self.device = device
+        self.world_size = per_node * nnodes
+        self.resource = resource_name(device)
+        self._group: PlacementGroup | None = None
+        self.bundles: list[Bundle] = []
+
+    @property
+    def group(self) -> PlacementGroup:
+        """The placement group; `reserve` first."""
+        if self._group is None:
+            raise ConfigError(f"resource pool {self.name} was not reserved")
+        return self._group
+
+    def reserve(self, timeout_s: float) -> None:
+        """Reserve the devices; ConfigError saying what the cluster has, if there are too few."""
+        demand = [{self.resource: 1.0} for _ in range(self.world_size)]
+        self._group = placement_group(demand, strategy="PACK", name=f"minirl-{self.name}")
+        try:
+            ray.get(self._group.ready(), timeout=timeout_s)
+        except GetTimeoutError as error:
+            have = ray.cluster_resources().get(self.resource, 0)
+            msg = (
+                f"cluster.{self.name}: {self.world_size} x {self.resource} wanted, the cluster "
+                f"has {have:g}; lower n_gpus_per_node or nnodes"
+            )
+            raise ConfigError(msg) from error
+        self.bundles = self._sorted_bundles()
+
+    def release(self) -> None:
+        """Give the devices back. Idempotent."""
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    def _sorted_bundles(self) -> list[Bundle]:
+        table = ray.util.placement_group_table(self.group)
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        placed = sorted(table["bundles_to_node_id"].items(), key=lambda item: (item[1], item[0]))
+        seen: dict[str, int] = {}
+        bundles = []
+        for index, node_id in placed:
+            local_rank = seen.get(node_id, 0)
+            seen[node_id] = local_rank + 1
+            bundles.append(Bundle(int(index), node_id, nodes[node_id], local_rank))
+        return bundles

@@ -1,0 +1,173 @@
+"""One run from configuration to exit code: directory, log, Ray, trainer, and the end of all."""
+
+import contextlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from rl_core.channel import new_key
+from rl_core.errors import MiniRLError
+from rl_core.logs import kv
+
+from minirl.business_log import ConsoleHandler, LogServer, attach
+from minirl.config import MiniRLConfig
+from minirl.mock_loop import run_mock_loop
+from minirl.plan import RunPlan, make_plan
+from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants
+from minirl.progress import ProgressView
+from minirl.ray_cluster import ray_session
+from minirl.run_output import RunOutput, create_run_dir
+from minirl.system import RLSystem
+from minirl.task_data import load_task_data
+from minirl.trainer import Trainer
+from minirl.worker_process import ProcessSettings
+
+_logger = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+_HIGH_LR = 1e-4
+_SIGNAL_BASE = 128
+
+
+class Interrupted(BaseException):
+    """A signal asks the run to end. Not an Exception, so that nothing swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class TaskRunner:
+    """Runs the trainer in this process, with the workers in Ray actors.
+
+    The trainer is not a Ray actor of its own: it shares the terminal, the signals and the exit
+    code with the command, and a process less starts.
+    """
+
+    def __init__(self, config: MiniRLConfig) -> None:
+        self._config = config
+        self._started = time.monotonic()
+
+    def run(self) -> int:
+        """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
+        self._plan = make_plan(self._config)
+        self._data = load_task_data(self._plan)
+        run_dir = create_run_dir(self._config.trainer.run_dir)
+        become_subreaper()
+        with (
+            ProgressView(self._config.trainer.total_training_steps) as self._view,
+            RunOutput(run_dir, self._config) as output,
+            MemoryWatch() as self._memory,
+            contextlib.closing(self._data.scorer),
+        ):
+            attach(ConsoleHandler(console=self._view.console))
+            return self._guarded(output)
+
+    def _guarded(self, output: RunOutput) -> int:
+        status, code = "failed", 1
+        try:
+            with _signals_interrupt():
+                self._run(output)
+            status, code = "ok", 0
+        except Interrupted as interruption:
+            status, code = "interrupted", _SIGNAL_BASE + interruption.number
+            _logger.error("Run interrupted by %s", interruption)
+        except (MiniRLError, TimeoutError) as error:
+            _logger.error("Run failed: %s: %s", type(error).__name__, error)
+        finally:
+            end_descendants(_GRACE_S)
+            self._write_summary(output, status)
+        _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
+        return code
+
+    def _run(self, output: RunOutput) -> None:
+        _warn(self._plan)
+        host = None if self._config.cluster.ray_address is None else _own_address()
+        with (
+            ray_session(self._config.cluster, self._plan.device, self._plan.actor_world),
+            contextlib.closing(LogServer(new_key(), host)) as log_server,
+        ):
+            settings = ProcessSettings(str(output.path / "logs"), log_server.address)
+            self._system = RLSystem(self._plan, settings)
+            try:
+                self._system.start(output, run_id=secrets.token_hex(8))
+                self._loop(output)
+            finally:
+                with _signals_ignored():
+                    self._system.shutdown()
+
+    def _loop(self, output: RunOutput) -> None:
+        if self._config.trainer.mock:
+            run_mock_loop(self._config, self._system)
+            return
+        self._trainer = Trainer(self._config, self._data, output, self._system)
+        self._trainer.on_progress = self._view.update
+        self._trainer.fit()
+
+    def _write_summary(self, output: RunOutput, status: str) -> None:
+        system = getattr(self, "_system", None)
+        trainer = getattr(self, "_trainer", None)
+        sync = getattr(system, "weight_sync", None)
+        evaluations = trainer.evaluations if trainer is not None else []
+        summary = {
+            "status": status,
+            "mode": self._config.cluster.mode,
+            "rollout": self._config.rollout.name,
+            "steps": len(output.rewards),
+            "seconds": round(time.monotonic() - self._started, 3),
+            "reward": output.reward_summary(),
+            "peak_memory_pss_bytes": self._memory.peak_bytes,
+            "syncs": sync.records if sync is not None else [],
+        }
+        if evaluations:
+            summary["eval"] = {"first": evaluations[0], "last": evaluations[-1]}
+        output.write_summary(summary)
+        if output.rewards:
+            output.plot_rewards([(item.step, item.reward) for item in evaluations])
+
+
+def _warn(plan: RunPlan) -> None:
+    lr = plan.config.actor.optimizer_config.lr
+    if lr > _HIGH_LR and not plan.embedded_model:
+        _logger.warning(
+            "actor.optimizer_config.lr=%g is high for %s; 1e-6 to 2e-5 is usual",
+            lr,
+            plan.model_path,
+        )
+
+
+def _own_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """The end is under way: a second Ctrl-C must not leave processes behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,240 @@
+"""The RL loop."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from rl_core.logs import kv
+from rl_core.trajectory import LogProbs, TrainSample
+from rl_core.versions import PolicyVersion
+
+from minirl.advantages import grpo
+from minirl.batching import deal, gather
+from minirl.checkpoints import Checkpoints
+from minirl.config import MiniRLConfig
+from minirl.prompts import Prompt
+from minirl.run_output import RunOutput
+from minirl.sampling import Sample, make_requests
+from minirl.step_metrics import step_metrics
+from minirl.system import RLSystem
+from minirl.task_data import TaskData
+from minirl.timing import StepTimer
+from minirl.trajectories import to_trajectory
+
+_logger = logging.getLogger(__name__)
+
+STEP_TIMEOUT_S = 7200.0
+
+Progress = Callable[[int, str, float | None], None]
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out samples of one version.
+
+    Attributes:
+        step: training steps done before.
+        reward: mean reward.
+        accuracy: share of samples with the full reward of 1.
+    """
+
+    step: int
+    reward: float
+    accuracy: float
+
+
+class Trainer:
+    """Generates with the engine, scores, trains the actor and publishes its weights, in a loop."""
+
+    def __init__(
+        self, config: MiniRLConfig, data: TaskData, output: RunOutput, system: RLSystem
+    ) -> None:
+        self.evaluations: list[Evaluation] = []
+        self.on_progress: Progress = lambda _step, _phase, _reward: None
+        self._config = config
+        self._data = data
+        self._output = output
+        self._system = system
+        self._version = PolicyVersion(1, 0)
+        self._samples_seen = 0
+        self._checkpoints = Checkpoints(output.path / "checkpoints", config.trainer.keep_last)
+
+    def fit(self) -> None:
+        """The whole run: `total_training_steps` steps between two evaluations."""
+        total = self._config.trainer.total_training_steps
+        self._system.weight_sync.sync(self._version, "initial")
+        self._evaluate(step=0)
+        for step in range(1, total + 1):
+            self._step(step)
+        self._evaluate(step=total)
+        self._checkpoints.save_final(self._save_pretrained)
+
+    def _step(self, step: int) -> None:
+        timer = StepTimer()
+        served = self._version
+        with self._phase(timer, step, "generate"):
+            samples = self._generate(step)
+        with self._phase(timer, step, "reward"):
+            self._score(samples)
+        with self._phase(timer, step, "advantage"):
+            self._estimate_advantages(samples)
+            batch = [sample.to_train_sample() for sample in samples]
+        with self._phase(timer, step, "sync"):
+            self._system.weight_sync.release(weights=self._is_sync_step(step))
+        with self._phase(timer, step, "old_log_prob"):
+            old = self._compute_log_probs(batch)
+        with self._phase(timer, step, "update_actor"):
+            update = self._update(batch, old)
+        with self._phase(timer, step, "save"):
+            self._save_checkpoint(step)
+        with self._phase(timer, step, "sync"):
+            self._publish(step)
+        self._report(step, served, samples, step_metrics(samples, old, update), timer)
+
+    # ------------------------------------------------------------------ phases
+
+    def _generate(self, step: int) -> list[Sample]:
+        prompts = self._data.loader.next_batch()
+        return self._complete(prompts, self._config.data.num_generations, f"s{step}")
+
+    def _complete(self, prompts: Sequence[Prompt], copies: int, label: str) -> list[Sample]:
+        rollout = self._config.rollout
+        requests = make_requests(prompts, copies, rollout, label, self._config.trainer.seed)
+        completions = self._system.rollout.generate(requests)
+        texts = self._data.decode([completion.token_ids for completion in completions])
+        return [
+            Sample(prompts[index // copies], index // copies, completion, text, request.sampling)
+            for index, (request, completion, text) in enumerate(
+                zip(requests, completions, texts, strict=True)
+            )
+        ]
+
+    def _score(self, samples: Sequence[Sample]) -> None:
+        rewards = self._data.scorer.score(
+            [sample.prompt for sample in samples],
+            [sample.text for sample in samples],
+            [sample.completion.token_ids for sample in samples],
+        )
+        for sample, reward in zip(samples, rewards, strict=True):
+            sample.raw_reward = reward
+
+    def _estimate_advantages(self, samples: Sequence[Sample]) -> None:
+        values = grpo(
+            [sample.raw_reward for sample in samples],
+            [sample.group for sample in samples],
+            norm_by_std=self._config.algorithm.norm_adv_by_std,
+        )
+        for sample, value in zip(samples, values, strict=True):
+            sample.advantage = value
+
+    def _compute_log_probs(self, batch: Sequence[TrainSample]) -> list[LogProbs]:
+        dealt = self._deal(batch)
+        results = self._system.workers.call_each(
+            "compute_log_prob",
+            lambda rank: ([batch[position] for position in dealt[rank]],),
+            timeout_s=STEP_TIMEOUT_S,
+        )
+        return gather(dealt, results)
+
+    def _update(self, batch: Sequence[TrainSample], old: Sequence[LogProbs]) -> dict[str, float]:
+        batch = [
+            msgspec.structs.replace(sample, old_log_probs=log_probs.log_probs)
+            for sample, log_probs in zip(batch, old, strict=True)
+        ]
+        dealt = self._deal(batch)
+        metrics: list[dict[str, float]] = self._system.workers.call_each(
+            "update_policy",
+            lambda rank: ([batch[position] for position in dealt[rank]],),
+            timeout_s=STEP_TIMEOUT_S,
+        )
+        return metrics[0]
+
+    def _deal(self, batch: Sequence[TrainSample]) -> list[list[int]]:
+        mini_batch = self._config.algorithm.ppo_mini_batch_size or len(batch)
+        lengths = [sample.num_tokens for sample in batch]
+        return deal(lengths, self._system.workers.world_size, mini_batch)
+
+    def _is_sync_step(self, step: int) -> bool:
+        trainer = self._config.trainer
+        return step % trainer.sync_freq == 0 or step == trainer.total_training_steps
+
+    def _publish(self, step: int) -> None:
+        if not self._is_sync_step(step):
+            self._system.weight_sync.keep()
+            return
+        version = PolicyVersion(self._version.epoch, step)
+        self._system.weight_sync.sync(version, "trained")
+        self._version = version
+
+    def _evaluate(self, step: int) -> None:
+        """Complete the held-out prompts, with the same seeds every time."""
+        prompts = self._data.eval_prompts
+        if not prompts:
+            return
+        samples = self._complete(prompts, 1, "eval")
+        self._score(samples)
+        rewards = [sample.raw_reward or 0.0 for sample in samples]
+        accuracy = fmean(reward >= 1 for reward in rewards)
+        self.evaluations.append(Evaluation(step, fmean(rewards), accuracy))
+        _logger.info(
+            "Evaluation: %s",
+            kv(step=step, samples=len(samples), reward=fmean(rewards), accuracy=accuracy),
+        )
+
+    # ------------------------------------------------------------------ files
+
+    def _save_checkpoint(self, step: int) -> None:
+        frequency = self._config.trainer.save_freq
+        if frequency and step % frequency == 0:
+            self._checkpoints.save(step, self._save_state)
+
+    def _save_state(self, path: Path) -> None:
+        self._system.workers.call("save_checkpoint", str(path), timeout_s=STEP_TIMEOUT_S)
+
+    def _save_pretrained(self, path: Path) -> None:
+        self._system.workers.call("save_pretrained", str(path), timeout_s=STEP_TIMEOUT_S)
+
+    def _phase(self, timer: StepTimer, step: int, name: str) -> AbstractContextManager[None]:
+        self.on_progress(step, name, None)
+        return timer.phase(name)
+
+    def _report(
+        self,
+        step: int,
+        served: PolicyVersion,
+        samples: Sequence[Sample],
+        numbers: dict[str, float],
+        timer: StepTimer,
+    ) -> None:
+        digest = self._system.weight_sync.digest_of(served)
+        first = self._samples_seen
+        copies = self._config.data.num_generations
+        self._output.write_trajectories(
+            to_trajectory(sample, first + offset, (first + offset) // copies, digest)
+            for offset, sample in enumerate(samples)
+        )
+        self._samples_seen += len(samples)
+        tokens = sum(len(s.prompt.prompt_ids) + len(s.completion.token_ids) for s in samples)
+        timing = timer.metrics()
+        speed = tokens / timing["timing_s/step"]
+        metrics = {**numbers, "tokens_per_second": speed, **timing}
+        self._output.write_metrics(step, {"policy_version": str(served), **metrics})
+        self.on_progress(step, "done", numbers["reward/mean"])
+        _logger.info(
+            "[Step %d/%d] %s", step, self._config.trainer.total_training_steps, _line(metrics)
+        )
+
+
+def _line(metrics: dict[str, float]) -> str:
+    return kv(
+        reward=metrics["reward/mean"],
+        loss=metrics["loss"],
+        grad_norm=metrics["grad_norm"],
+        logprob_diff=metrics["rollout_train_logprob_diff/mean"],
+        generate_s=metrics["timing_s/generate"],
+        update_s=metrics["timing_s/update_actor"],
+        sync_s=metrics["timing_s/sync"],
+        step_s=metrics["timing_s/step"],
+    )

@@ -1,0 +1,42 @@
+"""What every process of a run does first: its output to a file, its business lines to the driver."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from minirl.business_log import ForwardingHandler, LogAddress, attach
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """How a worker process reports.
+
+    Attributes:
+        log_dir: directory for its output.
+        log_address: where its business lines go.
+        name: name of its log file.
+    """
+
+    log_dir: str
+    log_address: LogAddress
+    name: str = "worker"
+
+    def named(self, name: str) -> "ProcessSettings":
+        """The same, for the process called `name`."""
+        return msgspec.structs.replace(self, name=name)
+
+
+def prepare_process(settings: ProcessSettings) -> None:
+    """Redirect stdout and stderr into `<log_dir>/<name>.log` and attach the business log.
+
+    Descendants inherit the redirection, so an engine's own noise lands in the same file.
+    """
+    path = Path(settings.log_dir) / f"{settings.name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    attach(ForwardingHandler(settings.log_address))
+    logging.captureWarnings(capture=True)

@@ -1,0 +1,134 @@
+"""The Ray actor on each actor rank."""
+
+import logging
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_core import plugins
+from rl_core.deadlines import Deadline
+from rl_core.interfaces import (
+    BucketLease,
+    Handle,
+    LeasedTensor,
+    LoadReport,
+    RankPlace,
+    RolloutAdapter,
+    TensorStream,
+    TrainEngine,
+)
+from rl_core.metadata import Manifest
+from rl_core.trajectory import LogProbs, TrainSample
+from rl_core.versions import PolicyVersion
+
+from minirl.worker_process import ProcessSettings, prepare_process
+
+_logger = logging.getLogger(__name__)
+
+
+class ActorWorker:
+    """One rank of the policy: builds the train engine and runs it. Every method is collective."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        prepare_process(settings)
+        self._engine: TrainEngine | None = None
+
+    @property
+    def engine(self) -> TrainEngine:
+        """The train engine, after `init_model`."""
+        if self._engine is None:
+            msg = "init_model was not called"
+            raise RuntimeError(msg)
+        return self._engine
+
+    def free_port(self) -> int:
+        """A TCP port that is free on this node, for the process group. Rank 0."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def init_model(self, backend: str, config: Mapping[str, Any], place: RankPlace) -> None:
+        """Create the train engine and load the policy into it."""
+        entry = plugins.load_backend(plugins.TRAIN_ENGINES, backend)
+        config_cls = plugins.load_object(entry.config_cls)
+        engine = plugins.load_object(entry.engine)(
+            plugins.build_config(config_cls, config, "actor"), place
+        )
+        engine.initialize()
+        self._engine = engine
+
+    def compute_log_prob(self, samples: Sequence[TrainSample]) -> list[LogProbs]:
+        """Log-probabilities of this rank's samples under the current policy."""
+        return self.engine.compute_log_prob(samples)
+
+    def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        """One iteration on this rank's samples."""
+        self.engine.onload()
+        metrics = self.engine.update_policy(samples)
+        self.engine.offload()
+        return metrics
+
+    def save_checkpoint(self, path: str) -> None:
+        """Training state for resuming."""
+        self.engine.save_checkpoint(Path(path))
+
+    def save_pretrained(self, path: str) -> None:
+        """Hugging Face directory."""
+        self.engine.save_pretrained(Path(path))
+
+    def shutdown(self) -> None:
+        """Leave the process group."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+
+class FusedActorRolloutWorker(ActorWorker):
+    """An actor rank that feeds the rollout rank on the same device, if there is one."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        super().__init__(settings)
+        self._adapter: RolloutAdapter | None = None
+
+    def init_rollout(
+        self, backend: str, config: Mapping[str, Any], server: Handle, tp_rank: int
+    ) -> None:
+        """Connect this rank to its engine rank. Only on ranks that have one."""
+        entry = plugins.load_backend(plugins.ROLLOUT_BACKENDS, backend)
+        config_cls = plugins.load_object(entry.config_cls)
+        self._adapter = plugins.load_object(entry.adapter)(
+            server, tp_rank, plugins.build_config(config_cls, config, "rollout")
+        )
+
+    def sync_weights(
+        self, version: PolicyVersion, run_id: str, seconds: float, verify: bool
+    ) -> LoadReport | None:
+        """Stream this version into the engine rank beside this rank; None if there is none.
+
+        Gathering is collective, so a rank without an engine rank, or whose engine failed, reads
+        the stream to its end all the same.
+        """
+        manifest = self.engine.manifest(version, run_id)
+        stream = self.engine.get_per_tensor_param()
+        try:
+            if self._adapter is None:
+                return None
+            leases = _as_leases(stream, verify=verify)
+            return self._adapter.update_weights(leases, manifest, Deadline.after(seconds))
+        finally:
+            for _ in stream:
+                pass
+
+    def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
+        """What `sync_weights` would stream."""
+        return self.engine.manifest(version, run_id)
+
+
+def _as_leases(stream: TensorStream, *, verify: bool) -> Iterator[BucketLease]:
+    """Each gathered tensor as a lease of its own, with a digest taken before anything else."""
+    from rl_core.torch import content_digest
+
+    for meta, tensor in stream:
+        digest = content_digest(meta, tensor) if verify else None
+        yield BucketLease([LeasedTensor(meta, tensor, digest)])
