@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import select
 import socket
 import struct
 from types import TracebackType
@@ -51,6 +52,10 @@ class Listener:
             self._socket.bind((host, 0))
             self.address = f"tcp:{host}:{self._socket.getsockname()[1]}"
         self._socket.listen(64)
+
+    def poll(self, seconds: float) -> bool:
+        """Whether a peer is waiting to be accepted, after at most `seconds`."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
 
     def accept(self, key: bytes, types: Any, deadline: Deadline) -> "Channel":
         """The next peer; one that does not know `key` is dropped with a MessageError."""
