@@ -27,7 +27,7 @@ def _usable(device: str) -> bool:
     import torch
 
     if device == "cuda":
-        return torch.cuda.is_available()
+        return bool(torch.cuda.is_available())
     try:
         import torch_npu  # noqa: F401  (registers torch.npu)
     except (ImportError, OSError, RuntimeError):

@@ -165,7 +165,10 @@ def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
         )
         raise ConfigError(msg)
     if world % tp_size:
-        msg = f"{world} rollout ranks cannot be divided into replicas of {tp_size} (rollout.tensor_model_parallel_size)"
+        msg = (
+            f"rollout.tensor_model_parallel_size={tp_size} does not divide the {world} rollout "
+            "ranks into whole replicas"
+        )
         raise ConfigError(msg)
     return world
 
@@ -203,7 +206,7 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
         "engine": engine,
         "optimizer": {
             **asdict(config.actor.optimizer_config),
-            "total_training_steps": _optimizer_steps(config),
+            "total_training_steps": config.trainer.total_training_steps,
         },
         "loss": {
             "clip_ratio": algorithm.clip_ratio,
@@ -213,10 +216,6 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
             "ppo_mini_batch_size": algorithm.ppo_mini_batch_size,
         },
     }
-
-
-def _optimizer_steps(config: MiniRLConfig) -> int:
-    return config.trainer.total_training_steps
 
 
 def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:

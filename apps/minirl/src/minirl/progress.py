@@ -1,7 +1,7 @@
 """The progress view on a terminal; nothing where the output is piped."""
 
-import sys
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class ProgressView:
     """A bar with step, phase and reward below the log lines."""
 
-    def __init__(self, steps: int) -> None:
-        self.console = Console(stderr=True) if sys.stderr.isatty() else None
+    def __init__(self, steps: int, stream: TextIO) -> None:
+        self.console = Console(file=stream) if stream.isatty() else None
         self._progress: Progress | None = None
         self._reward = ""
         if self.console is not None:

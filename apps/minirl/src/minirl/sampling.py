@@ -85,4 +85,4 @@ def make_requests(
 
 def derive_seed(run_seed: int, name: str) -> int:
     """A seed for `name`, independent of all others of the run."""
-    return xxhash.xxh3_64_intdigest(name, seed=run_seed) % (1 << _SEED_BITS)
+    return xxhash.xxh3_64_intdigest(name.encode(), seed=run_seed) % (1 << _SEED_BITS)

@@ -5,6 +5,7 @@ import logging
 import secrets
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 
@@ -15,6 +16,7 @@ from rl_core.logs import kv
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
 from minirl.mock_loop import run_mock_loop
+from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
 from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants
 from minirl.progress import ProgressView
@@ -58,12 +60,13 @@ class TaskRunner:
         run_dir = create_run_dir(self._config.trainer.run_dir)
         become_subreaper()
         with (
-            ProgressView(self._config.trainer.total_training_steps) as self._view,
+            redirected_output(run_dir / "logs" / "driver.log") as stream,
+            ProgressView(self._config.trainer.total_training_steps, stream) as self._view,
             RunOutput(run_dir, self._config) as output,
             MemoryWatch() as self._memory,
             contextlib.closing(self._data.scorer),
         ):
-            attach(ConsoleHandler(console=self._view.console))
+            attach(ConsoleHandler(stream, self._view.console))
             return self._guarded(output)
 
     def _guarded(self, output: RunOutput) -> int:
@@ -74,9 +77,11 @@ class TaskRunner:
             status, code = "ok", 0
         except Interrupted as interruption:
             status, code = "interrupted", _SIGNAL_BASE + interruption.number
-            _logger.error("Run interrupted by %s", interruption)
+            _logger.error("Run interrupted by %s", interruption)  # noqa: TRY400
         except (MiniRLError, TimeoutError) as error:
-            _logger.error("Run failed: %s: %s", type(error).__name__, error)
+            # One line for the person; the trace is in the driver's log file.
+            traceback.print_exc()
+            _logger.error("Run failed: %s: %s", type(error).__name__, error)  # noqa: TRY400
         finally:
             end_descendants(_GRACE_S)
             self._write_summary(output, status)

@@ -170,7 +170,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         """Complete the held-out prompts, with the same seeds every time."""
-        prompts = self._data.eval_prompts
+        prompts = self._data.held_out
         if not prompts:
             return
         samples = self._complete(prompts, 1, "eval")

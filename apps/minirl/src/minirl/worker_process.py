@@ -1,4 +1,4 @@
-"""What every process of a run does first: its output to a file, its business lines to the driver."""
+"""What every worker process does first: output into a file, business lines to the driver."""
 
 import logging
 import os

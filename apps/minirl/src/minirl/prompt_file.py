@@ -1,0 +1,106 @@
+"""Reading a JSONL file of prompts: one object a line, every mistake with its line number."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rl_core.errors import ConfigError
+from rl_core.metadata import nearest
+
+RESERVED = ("prompts", "completions", "completion_ids")
+"""Arguments of every reward function; no column may have such a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt as its source gives it, before tokenisation.
+
+    Attributes:
+        index: position in the source, from 0.
+        messages: the chat.
+        text: what the user says.
+        origin: where it comes from, for messages: `file:line` or the like.
+        columns: all other values.
+        is_chat: whether the source gave messages instead of a text.
+    """
+
+    index: int
+    messages: list[dict[str, str]]
+    text: str
+    origin: str
+    columns: dict[str, Any] = field(default_factory=dict)
+    is_chat: bool = False
+
+    @classmethod
+    def of_text(
+        cls, index: int, text: str, origin: str, columns: dict[str, Any] | None = None
+    ) -> "RawPrompt":
+        """A prompt that is a single user message."""
+        return cls(index, [{"role": "user", "content": text}], text, origin, columns or {})
+
+
+def read_prompt_file(path: Path, prompt_key: str) -> list[RawPrompt]:
+    """The prompts of a file; blank lines are skipped.
+
+    Args:
+        path: UTF-8, one JSON object a line.
+        prompt_key: key of the prompt, a text or a list of chat messages, the same kind in all
+            lines. All other keys become columns.
+
+    Errors: ConfigError, `file:line: what is wrong`.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    prompts: list[RawPrompt] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        origin = f"{path}:{number}"
+        try:
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{origin}: not a JSON object: {error}") from error
+        prompt = _parse(record, prompt_key, len(prompts), origin)
+        if prompts and prompt.is_chat != prompts[0].is_chat:
+            raise ConfigError(f"{origin}: texts and chats are mixed; the first prompt is the other")
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"{path}: there are no prompts in it")
+    return prompts
+
+
+def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> RawPrompt:
+    if prompt_key not in record:
+        hint = nearest(prompt_key, record)
+        msg = f"{origin}: no key {prompt_key!r} (data.prompt_key)"
+        raise ConfigError(msg + (f"; the nearest is {hint!r}" if hint else ""))
+    value = record.pop(prompt_key)
+    taken = next((name for name in RESERVED if name in record), None)
+    if taken is not None:
+        raise ConfigError(f"{origin}: the key {taken!r} is an argument of every reward function")
+    if isinstance(value, str):
+        if not value.strip():
+            raise ConfigError(f"{origin}: the prompt is empty")
+        return RawPrompt.of_text(index, value, origin, record)
+    messages = _chat(value, origin)
+    text = next(item["content"] for item in reversed(messages) if item["role"] == "user")
+    return RawPrompt(index, messages, text, origin, record, is_chat=True)
+
+
+def _chat(value: Any, origin: str) -> list[dict[str, str]]:
+    try:
+        messages = msgspec.convert(value, list[dict[str, str]])
+    except msgspec.ValidationError as error:
+        msg = f"{origin}: the prompt is neither a text nor a list of messages: {error}"
+        raise ConfigError(msg) from error
+    if any("role" not in message or "content" not in message for message in messages):
+        raise ConfigError(f"{origin}: a message of the prompt lacks 'role' or 'content'")
+    if not any(item["role"] == "user" and item["content"].strip() for item in messages):
+        raise ConfigError(f"{origin}: the prompt is empty: no user message has content")
+    if messages[-1]["role"] == "assistant":
+        raise ConfigError(f"{origin}: the prompt ends with the assistant's message")
+    return messages

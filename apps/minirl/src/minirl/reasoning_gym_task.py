@@ -1,0 +1,199 @@
+"""Problems of any reasoning-gym data set, and their scorer as a reward function."""
+
+import functools
+import hashlib
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_core.errors import ConfigError
+from rl_core.metadata import nearest
+from rl_core.plugins import build_config
+
+from minirl.prompt_file import RawPrompt
+
+logger = logging.getLogger(__name__)
+
+KEY = "data.reasoning_gym"
+DEFAULT_SIZE = 500
+"""Problems to train on where `size` is not given; reasoning-gym's own default."""
+
+_FOREIGN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What configuration checks, generators and scorers of reasoning-gym were seen to raise."""
+
+
+@dataclass(frozen=True)
+class Problems:
+    """A data set of problems to be generated.
+
+    Attributes:
+        name: in reasoning-gym's registry.
+        options: of that data set, without `seed` and `size`.
+        seed: from which the seeds of both parts are derived.
+        size: number of problems to train on.
+    """
+
+    name: str
+    seed: int
+    size: int = DEFAULT_SIZE
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, value: str | Mapping[str, Any], seed: int) -> "Problems":
+        """Read `data.reasoning_gym`: a name, or a mapping of `name` and options.
+
+        Args:
+            value: `chain_sum`, or `{name: chain_sum, min_terms: 2, size: 1000}`.
+            seed: of the run, used where the mapping has no `seed`.
+
+        Errors: ConfigError for an unknown name or option (with the nearest) or a value that the
+        data set refuses.
+        """
+        given = {"name": value} if isinstance(value, str) else dict(value)
+        name = given.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{KEY}: give a name or a mapping with a key name")
+        seed, size = given.pop("seed", seed), given.pop("size", DEFAULT_SIZE)
+        if not isinstance(size, int) or size < 1 or not isinstance(seed, int):
+            raise ConfigError(f"{KEY}: size must be a positive integer, seed an integer")
+        problems = cls(name, seed, size, given)
+        problems.dataset("check", 1)
+        return problems
+
+    def dataset(self, part: str, size: int) -> Any:
+        """reasoning-gym's object; `part` (train, eval) decides the seed of its problems."""
+        registry = _registry()
+        if self.name not in registry:
+            hint = nearest(self.name, registry)
+            raise ConfigError(f"{KEY}: no data set named {self.name!r}; the nearest is {hint!r}")
+        dataset_class, config_class = registry[self.name]
+        values = {**self.options, "seed": self._seed_of(part), "size": size}
+        config = build_config(config_class, values, KEY)
+        try:
+            return dataset_class(config=config)
+        except _FOREIGN as error:
+            raise ConfigError(f"{KEY} ({self.name}): {error}") from error
+
+    def split(self, eval_size: int) -> tuple[list[RawPrompt], list[RawPrompt]]:
+        """Problems to train on and `eval_size` different held-out ones; no question is in both.
+
+        Errors: ConfigError if the options allow too few different questions.
+        """
+        questions: set[str] = set()
+        held_out = self._draw("eval", eval_size, questions, distinct=True)
+        return self._draw("train", self.size, questions, distinct=False), held_out
+
+    def _draw(self, part: str, wanted: int, taken: set[str], *, distinct: bool) -> list[RawPrompt]:
+        """The first `wanted` problems whose question is not `taken`.
+
+        The pool grows when it proves too small: some data sets allocate for their whole size.
+        """
+        for factor in (1, 2, 4, 8, 16) if wanted else ():
+            seen = set(taken)
+            found: list[RawPrompt] = []
+            for index, entry in enumerate(self._entries(part, wanted * factor)):
+                if entry["question"] in seen:
+                    continue
+                if distinct:
+                    seen.add(entry["question"])
+                found.append(self._prompt(part, index, entry))
+                if len(found) == wanted:
+                    taken.update(seen)
+                    return found
+        if not wanted:
+            return []
+        msg = f"{KEY} ({self.name}): too few different questions for {wanted} prompts to {part}"
+        raise ConfigError(msg)
+
+    def _entries(self, part: str, size: int) -> Any:
+        dataset = self.dataset(part, size)
+        for index in range(size):
+            try:
+                yield _plain(dataset[index])
+            except _FOREIGN as error:
+                raise ConfigError(f"{KEY} ({self.name}): problem {index}: {error}") from error
+
+    def _prompt(self, part: str, index: int, entry: dict[str, Any]) -> RawPrompt:
+        origin = f"{self.name} {part} problem {index}"
+        columns = {"entry": entry, "answer": entry["answer"]}
+        return RawPrompt.of_text(index, entry["question"], origin, columns)
+
+    def _seed_of(self, part: str) -> int:
+        digest = hashlib.sha256(f"{self.seed} {self.name} {part}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
+
+
+def make_reward(name: str, options: Mapping[str, Any]) -> Callable[..., list[float]]:
+    """The data set's own scorer as a reward function; runs in the reward process.
+
+    What is scored is the completion without white space around it, nothing is extracted. An
+    answer that makes the scorer fail (many parse it without checks) gets 0.
+
+    Args:
+        name: of the data set.
+        options: that it was made with; the scorers of some depend on them.
+    """
+    dataset = Problems(name, 0, 1, options).dataset("score", 1)
+
+    def score(answer: str, entry: Any) -> float:
+        try:
+            return float(dataset.score_answer(answer, entry))
+        except _FOREIGN as error:
+            logger.info("scored 0, since %s's scorer failed on %r: %s", name, answer, error)
+            return 0.0
+
+    def reward(completions: Sequence[str], entry: Sequence[Any], **_: Any) -> list[float]:
+        """One reward a completion."""
+        pairs = zip(completions, entry, strict=True)
+        return [score(text.strip(), untagged(item)) for text, item in pairs]
+
+    return reward
+
+
+def tagged(value: Any) -> Any:
+    """`value` with its tuples marked, since some scorers tell them from lists and msgpack cannot."""
+    if isinstance(value, Mapping):
+        return {key: tagged(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return {"__tuple__": [tagged(item) for item in value]}
+    return [tagged(item) for item in value] if isinstance(value, list) else value
+
+
+def untagged(value: Any) -> Any:
+    """The inverse of `tagged`."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__tuple__"}:
+            return tuple(untagged(item) for item in value["__tuple__"])
+        return {key: untagged(item) for key, item in value.items()}
+    return [untagged(item) for item in value] if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """The same data in Python's own types; entries hold numpy scalars and str subclasses."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    if isinstance(value, str):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+@functools.cache
+def _registry() -> dict[str, tuple[Any, Any]]:
+    """Names and classes; importing takes seconds and compiles files that Python warns about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from reasoning_gym.factory import DATASETS
+    return dict(DATASETS)

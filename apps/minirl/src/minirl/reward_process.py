@@ -1,0 +1,113 @@
+"""The run's end of the process that computes rewards."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rl_core.channel import Channel, new_key
+from rl_core.deadlines import Deadline
+from rl_core.errors import ConfigError, TransferError, TransferTimeoutError
+
+from minirl.reward_messages import Batch, FromWorker, Loaded, Raised, Refused, Rewards, Target
+
+START_S = 120.0
+"""Time for importing the function's module; such modules may import large libraries."""
+_STOP_S = 5.0
+_GRACE_S = 5.0
+
+
+class RewardProcess:
+    """A process that holds one loaded reward function and runs it when asked.
+
+    Blocking and not thread-safe. The process ends at `close()`, and with this process in any case.
+    """
+
+    def __init__(self, target: Target, log_path: Path | None = None) -> None:
+        """Start the process and load the function.
+
+        Args:
+            target: what to load.
+            log_path: file that gets what the function prints; None is this process's stderr.
+
+        Errors: ConfigError if the function cannot be loaded.
+        """
+        mine, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as stack:
+            log = stack.enter_context(log_path.open("ab")) if log_path is not None else None
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "minirl.reward_worker", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._connection = mine
+        try:
+            self.signature = self._load(target)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the process; it leads a process group of its own."""
+        return self._process.pid
+
+    def call(self, arguments: dict[str, Any], timeout_s: float) -> Rewards | Raised:
+        """Run the function with keyword `arguments`.
+
+        Errors: TransferTimeoutError if it does not return in time, TransferError if it ended the
+        process. Either way the process is of no more use: `close()` it.
+        """
+        deadline = Deadline.after(timeout_s)
+        self._channel.send(Batch(arguments, timeout_s + _GRACE_S), deadline)
+        answer: Rewards | Raised = self._channel.receive(deadline)
+        return answer
+
+    def exit_code(self) -> int | None:
+        """Of a process that ended by itself; None if it is still running."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_STOP_S)
+        return None
+
+    def close(self) -> None:
+        """End the process and whatever it started, without waiting for the function. Idempotent."""
+        self._connection.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            # The group exists as long as its leader was not waited for: no other can be hit.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_STOP_S)
+
+    def _load(self, target: Target) -> Loaded:
+        deadline = Deadline.after(START_S)
+        where = target.path or target.module
+        key = new_key()
+        try:
+            stdin = self._process.stdin
+            if stdin is not None:
+                stdin.write(key)
+                stdin.flush()
+            self._channel = Channel(self._connection, key, FromWorker, deadline, accepted=True)
+            self._channel.send(target, deadline)
+            answer = self._channel.receive(deadline)
+        except TransferTimeoutError as error:
+            msg = f"reward function {where}: importing it takes longer than {START_S:.0f} s"
+            raise ConfigError(msg) from error
+        except (TransferError, BrokenPipeError) as error:
+            code = self.exit_code()
+            msg = f"reward function {where}: importing it ended the process (exit code {code})"
+            raise ConfigError(msg) from error
+        if isinstance(answer, Refused):
+            known = f"; functions there: {', '.join(answer.functions)}" if answer.functions else ""
+            raise ConfigError(f"reward function {where}: {answer.error}{known}")
+        loaded: Loaded = answer
+        return loaded

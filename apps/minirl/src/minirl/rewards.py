@@ -1,0 +1,148 @@
+"""Scoring completions: which reward function, and what may come out of it.
+
+A reward function has TRL's signature, `f(prompts, completions, completion_ids, **columns)`, sync or
+async, called with keyword arguments. `prompts` and `completions` are texts where the data set gives
+texts, and lists of messages where it gives chats (a completion is then
+`[{"role": "assistant", "content": ...}]`); every other key of the data set arrives as a list of its
+values, one a sample. It returns one number a sample; None means that the sample is not rewarded and
+leaves it out of the loss. Unlike TRL, no `trainer_state` is passed.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_core.errors import ConfigError
+
+from minirl import repeat_task
+from minirl.prompt_file import RESERVED
+from minirl.prompts import Prompt
+from minirl.reward_messages import Target
+from minirl.reward_scorer import FunctionScorer, RewardError, checked
+
+__all__ = ["InProcessScorer", "RewardError", "RewardSettings", "Scorer", "load_scorer"]
+
+DEFAULT_NAME = "reward"
+
+
+class RewardSettings(Protocol):
+    """The part of the configuration that says who scores (`reward.*`)."""
+
+    path: str | None
+    timeout_s: float
+
+
+class TaskSettings(Protocol):
+    """The part of the configuration that says whose own scorer is the default (`data.*`)."""
+
+    path: str | None
+    reasoning_gym: str | Mapping[str, Any] | None
+
+
+class Scorer(Protocol):
+    """Rewards completions. Not thread-safe; `close()` when the run ends."""
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+    ) -> list[float | None]:
+        """One reward a completion, None where it is not rewarded.
+
+        Args:
+            prompts: the prompt of each completion, repeated for those of one group.
+            completions: decoded without special tokens.
+            completion_ids: as sampled.
+
+        Errors: RewardError naming the samples at fault.
+        """
+
+    def close(self) -> None:
+        """Release what the scorer holds. Idempotent."""
+
+
+class InProcessScorer:
+    """A trusted reward function (one of ours), called directly."""
+
+    def __init__(self, function: Callable[..., Sequence[float | None]], name: str) -> None:
+        self._function = function
+        self._name = name
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+    ) -> list[float | None]:
+        """See `Scorer.score`."""
+        texts = [prompt.text for prompt in prompts]
+        values = self._function(
+            prompts=texts, completions=completions, completion_ids=completion_ids
+        )
+        return checked(values, prompts, self._name)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def load_scorer(
+    reward: RewardSettings,
+    data: TaskSettings,
+    columns: Collection[str],
+    log_path: Path | None = None,
+) -> Scorer:
+    """The scorer that the configuration names: `reward.path`, else that of the task.
+
+    Args:
+        reward: `reward` of the configuration.
+        data: `data` of the configuration.
+        columns: names of the data set's columns (`PromptSet.columns`).
+        log_path: file that gets what a reward function prints; None is stderr.
+
+    Errors: ConfigError if there is no such file or function, importing it fails, it needs a
+    column that the data set lacks, or prompts from a file come without a reward function.
+    """
+    if not (reward.timeout_s > 0 and math.isfinite(reward.timeout_s)):
+        raise ConfigError(f"reward.timeout_s={reward.timeout_s}: must be a positive number")
+    if reward.path is not None:
+        scorer = FunctionScorer(_file_target(reward.path), reward.timeout_s, log_path)
+        _check_columns(scorer, columns, reward.path)
+        return scorer
+    if data.path is not None:
+        raise ConfigError("data.path needs reward.path: prompts from a file have no own reward")
+    if data.reasoning_gym is not None:
+        return _reasoning_gym_scorer(data.reasoning_gym, reward.timeout_s, log_path)
+    return InProcessScorer(repeat_task.reward, "repeat")
+
+
+def _file_target(text: str) -> Target:
+    """Split FILE.py[:NAME]."""
+    file, separator, name = text.rpartition(":")
+    if not separator or not name.isidentifier():
+        file, name = text, DEFAULT_NAME
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"reward.path={text}: no file {path}")
+    return Target(name=name, path=str(path.resolve()))
+
+
+def _check_columns(scorer: FunctionScorer, columns: Collection[str], path: str) -> None:
+    known = [*RESERVED, *columns]
+    missing = [name for name in scorer.signature.required if name not in known]
+    if missing:
+        scorer.close()
+        msg = f"reward.path={path}: it needs {missing[0]!r}, the data set has {', '.join(known)}"
+        raise ConfigError(msg)
+
+
+def _reasoning_gym_scorer(
+    value: str | Mapping[str, Any], timeout_s: float, log_path: Path | None
+) -> Scorer:
+    from minirl.reasoning_gym_task import Problems, tagged
+
+    problems = Problems.from_config(value, seed=0)
+    arguments = {"name": problems.name, "options": dict(problems.options)}
+    target = Target(name="make_reward", module="minirl.reasoning_gym_task", arguments=arguments)
+    return FunctionScorer(target, timeout_s, log_path, encode_column=tagged)

@@ -1,0 +1,60 @@
+"""What a run asks, how it reads the answers, and who scores them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.errors import ConfigError
+
+from minirl.plan import RunPlan
+from minirl.prompt_loader import PromptLoader
+from minirl.prompts import PromptSet, load_prompts
+from minirl.rewards import Scorer, load_scorer
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Prompts, decoder and scorer of a run.
+
+    Attributes:
+        loader: training prompts, in batches.
+        held_out: evaluation prompts; may be empty.
+        decode: texts of many token sequences, special tokens left out.
+        scorer: rewards; to be closed.
+    """
+
+    loader: PromptLoader
+    held_out: PromptSet
+    decode: Callable[[Sequence[Sequence[int]]], list[str]]
+    scorer: Scorer
+
+
+def load_task_data(plan: RunPlan) -> TaskData:
+    """Read and check everything that the `data` and `reward` sections name."""
+    config = plan.config
+    tokenizer = _load_tokenizer(plan.model_path)
+    sets = load_prompts(config.data, tokenizer, config.trainer.seed)
+    loader = PromptLoader(
+        sets.train,
+        config.data.train_batch_size,
+        shuffle=config.data.shuffle,
+        seed=config.trainer.seed,
+    )
+
+    def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        return texts
+
+    scorer = load_scorer(config.reward, config.data, config.trainer.seed)
+    return TaskData(loader, sets.held_out, decode, scorer)
+
+
+def _load_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{path}: the tokenizer cannot be loaded: {line}") from error
