@@ -16,6 +16,11 @@ leaves everything as it was. `rl_core.gate` and the managers execute the actions
 Only COMMITTED serves. It is reached only by the four events of one version in their order, so a
 replica never serves a mixture of versions, nor one that was not verified (where verification is
 off, the manager says so by sending Verified right away).
+
+A version may be tried again after a failure, and a message of the first try may arrive during the
+second. Each Begin therefore starts a new *attempt*, numbered by the replica; an event that came
+over a network carries the number, and is refused in any other attempt. An event that the state's
+owner raises itself, in the call that did the work, may leave it out.
 """
 
 from enum import StrEnum
@@ -55,12 +60,14 @@ class ReplicaState(msgspec.Struct, frozen=True):
         committed: the last version that it served, or None; never goes back.
         target: the version being loaded, or None.
         reason: why it is fenced; empty otherwise.
+        attempt: number of Begins so far; the last one's number.
     """
 
     phase: Phase = Phase.JOINING
     committed: PolicyVersion | None = None
     target: PolicyVersion | None = None
     reason: str = ""
+    attempt: int = 0
 
     @property
     def serving(self) -> bool:
@@ -78,18 +85,21 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     """Every rank of the replica holds all of `version`."""
 
     version: PolicyVersion
+    attempt: int | None = None
 
 
 class Verified(msgspec.Struct, frozen=True, tag=True):
     """What the ranks hold was found to be `version`, or nobody asked for a check."""
 
     version: PolicyVersion
+    attempt: int | None = None
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
     """Serve `version` from now on."""
 
     version: PolicyVersion
+    attempt: int | None = None
 
 
 class Outdated(msgspec.Struct, frozen=True, tag=True):
@@ -125,16 +135,16 @@ def advance(state: ReplicaState, event: Event) -> Step:
     """
     match event:
         case Failed(reason):
-            fenced = ReplicaState(Phase.FENCED, state.committed, None, reason)
+            fenced = _moved(state, Phase.FENCED, reason=reason)
             return fenced, (Action.CLOSE_GATE,)
         case Begin(version):
             return _begin(state, version)
         case Outdated():
             _require(state, event, Phase.COMMITTED)
-            return ReplicaState(Phase.STALE, state.committed), (Action.CLOSE_GATE,)
+            return _moved(state, Phase.STALE), (Action.CLOSE_GATE,)
         case Rejoined():
             _require(state, event, Phase.FENCED)
-            return ReplicaState(Phase.JOINING, state.committed), ()
+            return _moved(state, Phase.JOINING), ()
         case _:
             return _proceed(state, event)
 
@@ -146,7 +156,8 @@ def _begin(state: ReplicaState, version: PolicyVersion) -> Step:
         if version <= state.committed and not repair:
             msg = f"version {version} is refused: {state.committed} was already committed"
             raise StaleVersionError(msg)
-    return ReplicaState(Phase.RECEIVING, state.committed, version), (Action.CLOSE_GATE,)
+    begun = ReplicaState(Phase.RECEIVING, state.committed, version, attempt=state.attempt + 1)
+    return begun, (Action.CLOSE_GATE,)
 
 
 def _proceed(state: ReplicaState, event: Received | Verified | Commit) -> Step:
@@ -155,10 +166,21 @@ def _proceed(state: ReplicaState, event: Received | Verified | Commit) -> Step:
     if event.version != state.target:
         msg = f"{_name(event)} of {event.version} is refused: {state.target} is under way"
         raise StaleVersionError(msg)
+    if event.attempt not in (None, state.attempt):
+        msg = (
+            f"{_name(event)} of {event.version} is refused: it belongs to attempt "
+            f"{event.attempt}, under way is {state.attempt}"
+        )
+        raise StaleVersionError(msg)
     if target is Phase.COMMITTED:
-        served = ReplicaState(Phase.COMMITTED, event.version)
+        served = ReplicaState(Phase.COMMITTED, event.version, attempt=state.attempt)
         return served, (Action.FLUSH_KV, Action.OPEN_GATE)
-    return ReplicaState(target, state.committed, event.version), ()
+    return ReplicaState(target, state.committed, event.version, attempt=state.attempt), ()
+
+
+def _moved(state: ReplicaState, phase: Phase, reason: str = "") -> ReplicaState:
+    """`state` in a phase without a version under way."""
+    return ReplicaState(phase, state.committed, None, reason, state.attempt)
 
 
 def _require(state: ReplicaState, event: Event, *phases: Phase) -> None:

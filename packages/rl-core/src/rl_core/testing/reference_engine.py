@@ -1,0 +1,141 @@
+"""The reference engine: a request queue over a sharded model, one token per request and turn."""
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+
+from rl_core.errors import RolloutError, TransferTimeoutError
+from rl_core.interfaces import PauseMode
+from rl_core.testing.reference_kv import KVRows
+from rl_core.testing.reference_model import MAX_TOKENS, RankModel, logits
+from rl_core.testing.reference_request import QueuedRequest
+from rl_core.testing.reference_sampling import sample
+from rl_core.testing.reference_weights import EOS
+from rl_core.trajectory import Completion, FinishReason, GenerateRequest
+from rl_core.versions import PolicyVersion
+
+
+class ReferenceEngine:
+    """Queues requests and generates; lives on one event loop."""
+
+    def __init__(self, ranks: Sequence[RankModel], kv: KVRows) -> None:
+        self.ranks = ranks
+        self.kv = kv
+        self.version: PolicyVersion | None = None
+        self._queue: list[QueuedRequest] = []
+        self._paused: PauseMode | None = None
+        self._draining: list[QueuedRequest] = []
+        self._unseeded = torch.Generator().manual_seed(0)
+        self._changed = asyncio.Condition()
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing new is scheduled."""
+        return self._paused is not None
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Complete one request; RolloutError if it cannot be."""
+        if not 0 < len(request.prompt_ids) < MAX_TOKENS:
+            raise RolloutError(f"prompt of {len(request.prompt_ids)} tokens: 1 to {MAX_TOKENS - 1}")
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._queue.append(QueuedRequest(request, done, self._generator(request.sampling.seed)))
+        await self._wake()
+        return await done
+
+    async def run(self) -> None:
+        """Generate for ever: one token for each request that has KV memory, then yield."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(self._may_step)
+            for queued in list(self._queue):
+                self._step(queued)
+                await asyncio.sleep(0)
+            await self._wake()
+
+    async def pause(self, mode: PauseMode, limit_s: float) -> None:
+        """Stop scheduling. TransferTimeoutError if requests do not end in time (`wait`)."""
+        self._draining = list(self._queue) if mode is PauseMode.WAIT else []
+        self._paused = mode
+        if mode is PauseMode.ABORT:
+            self.abort()
+        await self._drained(limit_s)
+
+    async def resume(self) -> None:
+        """Go on scheduling."""
+        self._paused = None
+        await self._wake()
+
+    def abort(self) -> None:
+        """End every request in flight with what it has."""
+        for queued in list(self._queue):
+            self._end(queued, "abort")
+
+    def label(self, queued: QueuedRequest) -> PolicyVersion:
+        """The version that samples the present token of `queued`."""
+        if self.version is None:
+            raise RolloutError(f"{queued.request.request_id}: no version is being served")
+        return self.version
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _held(self, queued: QueuedRequest) -> bool:
+        """Whether a pause keeps this request from being scheduled."""
+        return self._paused is not None and queued not in self._draining
+
+    def _may_step(self) -> bool:
+        return self.kv.allocated and any(not self._held(queued) for queued in self._queue)
+
+    async def _drained(self, limit_s: float) -> None:
+        await self._wake()
+        try:
+            async with asyncio.timeout(limit_s), self._changed:
+                await self._changed.wait_for(lambda: not set(self._draining) & set(self._queue))
+        except TimeoutError as error:
+            raise TransferTimeoutError(f"requests in flight for over {limit_s} s") from error
+
+    def _generator(self, seed: int | None) -> torch.Generator:
+        if seed is None:
+            seed = int(torch.randint(2**62, (), generator=self._unseeded))
+        return torch.Generator().manual_seed(seed)
+
+    def _step(self, queued: QueuedRequest) -> None:
+        """Sample one token of one request, if it may run and has KV memory."""
+        if queued.done.done() or self._held(queued):
+            return
+        if queued.row is None:
+            queued.row = self.kv.take(queued.sequence)
+        if queued.row is None:
+            return
+        try:
+            self._extend(queued, self._forward(queued.row, queued.sequence))
+        except RolloutError as error:
+            queued.fail(error)
+            self._end(queued, "abort")
+
+    def _extend(self, queued: QueuedRequest, scores: torch.Tensor) -> None:
+        sampling = queued.request.sampling
+        token, log_prob = sample(scores, sampling, queued.generator)
+        queued.versions.append(self.label(queued))
+        queued.tokens.append(token)
+        queued.log_probs.append(log_prob)
+        if token == EOS and not sampling.ignore_eos:
+            self._end(queued, "stop")
+        elif len(queued.tokens) >= sampling.max_tokens or len(queued.sequence) >= MAX_TOKENS:
+            self._end(queued, "length")
+
+    def _forward(self, row: int, sequence: list[int]) -> torch.Tensor:
+        """Logits after the last token, computing whatever is not in the KV row yet."""
+        scores = torch.empty(0)
+        for position in range(self.kv.known(row), len(sequence)):
+            token = sequence[position]
+            scores = logits(self.ranks, token, position, self.kv.memory(row, token))
+        return scores
+
+    def _end(self, queued: QueuedRequest, reason: FinishReason) -> None:
+        self._queue.remove(queued)
+        if queued.row is not None:
+            self.kv.give_back(queued.row)
+        queued.finish(reason)
