@@ -227,7 +227,7 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
     for name in ("embedded", *presets.split(",")):
         merged = _merge(merged, _read_preset(name), f"config={name}")
     for override in overrides:
-        merged = _merge(merged, _read_override(override), override)
+        merged = _merge(merged, _read_override(override), _printable(override))
     config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
     return config
 
@@ -256,7 +256,7 @@ def _read_override(override: str) -> DictConfig:
     try:
         return OmegaConf.from_dotlist([override])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{override}: {_one_line(error)}") from error
+        raise ConfigError(f"{_printable(override)}: {_one_line(error)}") from error
 
 
 def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
@@ -264,7 +264,7 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
     for key in _given_keys(OmegaConf.to_container(layer), ""):
         if key not in known and not key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
             hint = nearest(key, known)
-            raise ConfigError(f"{source}: unknown key {key}; the nearest is {hint}")
+            raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
     try:
         merged = OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
@@ -291,4 +291,8 @@ def _given_keys(node: Any, prefix: str) -> Iterator[str]:
 
 
 def _one_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return _printable((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)

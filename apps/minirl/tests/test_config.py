@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minirl.config import MiniRLConfig, as_yaml, load_config
+from rl_core.errors import ConfigError
+
+
+def test_the_schema_has_the_documented_defaults():
+    config = MiniRLConfig()
+    assert config.actor.optimizer_config.lr == 1e-5
+    assert config.checkpoint_engine.update_weights_bucket_megabytes == 2048
+    assert (config.trainer.total_training_steps, config.trainer.sync_freq) == (90, 1)
+
+
+def test_without_arguments_the_embedded_model_is_trained_in_fused_mode():
+    config = load_config([])
+    assert config.cluster.mode == "fused"
+    assert config.actor.model_config.local_path is None
+    assert config.actor.optimizer_config.lr == 1.5e-3
+    assert config.rollout.dtype == "float32"
+
+
+def test_layers_override_each_other_from_left_to_right(tmp_path):
+    layer = tmp_path / "mine.yaml"
+    layer.write_text("trainer: {seed: 5, sync_freq: 3}\n")
+    config = load_config([f"config=smollm2,{layer}", "trainer.seed=7"])
+    assert (config.trainer.seed, config.trainer.sync_freq) == (7, 3)
+    assert config.actor.optimizer_config.lr == 2e-5
+
+
+def test_the_rollout_follows_the_model_path():
+    config = load_config(["actor.model_config.local_path=/models/x"])
+    assert config.rollout.local_path == "/models/x"
+
+
+def test_open_sections_take_any_key():
+    config = load_config(
+        ["rollout.engine_kwargs.max_num_seqs=4", "data.reasoning_gym={name: gcd, size: 3}"]
+    )
+    assert config.rollout.engine_kwargs == {"max_num_seqs": 4}
+    assert config.data.reasoning_gym == {"name": "gcd", "size": 3}
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("trainer.sed=3", ["trainer.sed", "trainer.seed"]),
+        ("roll_out.name=vllm", ["roll_out", "rollout"]),
+        ("trainer.seed=abc", ["trainer.seed", "abc", "Integer"]),
+        ("cluster.actor.n_gpus_per_node=2.5", ["n_gpus_per_node", "2.5"]),
+        ("rollout=3", ["rollout=3"]),
+        ("config=fusd", ["fusd", "fused"]),
+        ("config=/no/such.yaml", ["/no/such.yaml"]),
+        ("nonsense", ["nonsense", "key=value"]),
+        ("trainer.seed={", ["trainer.seed"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(argument, parts):
+    with pytest.raises(ConfigError) as caught:
+        load_config([argument])
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    for part in parts:
+        assert part in message
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_argument_crashes_the_reader(key, value):
+    try:
+        load_config([f"{key}={value}"])
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_the_written_configuration_reads_back(tmp_path):
+    config = load_config(["trainer.seed=9", "rollout.temperature=0.7"])
+    path = tmp_path / "config.yaml"
+    path.write_text(as_yaml(config))
+    assert load_config([f"config={path}"]) == config
