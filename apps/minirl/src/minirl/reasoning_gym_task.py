@@ -60,14 +60,14 @@ class Problems:
         Errors: ConfigError for an unknown name or option (with the nearest) or a value that the
         data set refuses.
         """
-        given = {"name": value} if isinstance(value, str) else dict(value)
+        given: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
         name = given.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{KEY}: give a name or a mapping with a key name")
-        seed, size = given.pop("seed", seed), given.pop("size", DEFAULT_SIZE)
-        if not isinstance(size, int) or size < 1 or not isinstance(seed, int):
+        own_seed, size = given.pop("seed", seed), given.pop("size", DEFAULT_SIZE)
+        if not isinstance(size, int) or size < 1 or not isinstance(own_seed, int):
             raise ConfigError(f"{KEY}: size must be a positive integer, seed an integer")
-        problems = cls(name, seed, size, given)
+        problems = cls(name, own_seed, size, given)
         problems.dataset("check", 1)
         return problems
 
@@ -153,7 +153,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Callable[..., list[flo
             logger.info("scored 0, since %s's scorer failed on %r: %s", name, answer, error)
             return 0.0
 
-    def reward(completions: Sequence[str], entry: Sequence[Any], **_: Any) -> list[float]:
+    def reward(completions: Sequence[str], entry: Sequence[Any]) -> list[float]:
         """One reward a completion."""
         pairs = zip(completions, entry, strict=True)
         return [score(text.strip(), untagged(item)) for text, item in pairs]
@@ -162,7 +162,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Callable[..., list[flo
 
 
 def tagged(value: Any) -> Any:
-    """`value` with its tuples marked, since some scorers tell them from lists and msgpack cannot."""
+    """`value` with its tuples marked: some scorers tell them from lists, msgpack does not."""
     if isinstance(value, Mapping):
         return {key: tagged(item) for key, item in value.items()}
     if isinstance(value, tuple):

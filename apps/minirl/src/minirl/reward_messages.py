@@ -47,10 +47,21 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     functions: list[str]
 
 
-class Batch(msgspec.Struct, frozen=True, tag=True):
-    """Keyword arguments of one call, and after how many seconds the process ends itself."""
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a batch that is larger than one message may be."""
 
-    arguments: dict[str, Any]
+    data: bytes
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """One call.
+
+    Attributes:
+        data: keyword arguments in msgpack, after those of the `Part`s sent before.
+        limit_s: after this time the process ends itself.
+    """
+
+    data: bytes
     limit_s: float
 
 
@@ -66,5 +77,5 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-ToWorker = Target | Batch
+ToWorker = Target | Part | Batch
 FromWorker = Loaded | Refused | Rewards | Raised

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rl_core.channel import Channel, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import ConfigError, TransferError, TransferTimeoutError
 
-from minirl.reward_messages import Batch, FromWorker, Loaded, Raised, Refused, Rewards, Target
+from minirl.reward_messages import Batch, FromWorker, Loaded, Part, Raised, Refused, Rewards, Target
 
 START_S = 120.0
 """Time for importing the function's module; such modules may import large libraries."""
+PART_BYTES = 16 << 20
 _STOP_S = 5.0
 _GRACE_S = 5.0
 
@@ -40,9 +42,9 @@ class RewardProcess:
         with theirs, contextlib.ExitStack() as stack:
             log = stack.enter_context(log_path.open("ab")) if log_path is not None else None
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "minirl.reward_worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "minirl.reward_worker", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.DEVNULL,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -66,23 +68,26 @@ class RewardProcess:
         process. Either way the process is of no more use: `close()` it.
         """
         deadline = Deadline.after(timeout_s)
-        self._channel.send(Batch(arguments, timeout_s + _GRACE_S), deadline)
+        data = msgspec.msgpack.encode(arguments)
+        while len(data) > PART_BYTES:
+            self._channel.send(Part(data[:PART_BYTES]), deadline)
+            data = data[PART_BYTES:]
+        self._channel.send(Batch(data, timeout_s + _GRACE_S), deadline)
         answer: Rewards | Raised = self._channel.receive(deadline)
         return answer
 
+    @property
     def exit_code(self) -> int | None:
-        """Of a process that ended by itself; None if it is still running."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_STOP_S)
-        return None
+        """After `close()`: that of a process that had ended by itself, else that of its killing."""
+        return self._process.returncode
 
     def close(self) -> None:
         """End the process and whatever it started, without waiting for the function. Idempotent."""
         self._connection.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if self._process.poll() is None:
-            # The group exists as long as its leader was not waited for: no other can be hit.
+        if self._process.returncode is None:
+            # Not waited for yet, so the group's number cannot belong to anybody else.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_STOP_S)
@@ -103,7 +108,8 @@ class RewardProcess:
             msg = f"reward function {where}: importing it takes longer than {START_S:.0f} s"
             raise ConfigError(msg) from error
         except (TransferError, BrokenPipeError) as error:
-            code = self.exit_code()
+            self.close()
+            code = self.exit_code
             msg = f"reward function {where}: importing it ended the process (exit code {code})"
             raise ConfigError(msg) from error
         if isinstance(answer, Refused):

@@ -135,9 +135,9 @@ class FunctionScorer:
             self.close()
             return _Failure("hung", f"did not return within {timeout_s:g} s")
         except TransferError:
-            code = self._process.exit_code()
-            self.close()
-            return _Failure("died", f"ended its process (exit code {code})")
+            process, self._process = self._process, None
+            process.close()
+            return _Failure("died", f"ended its process (exit code {process.exit_code})")
         if isinstance(answer, Raised):
             return _Failure("raised", f"failed: {answer.error}")
         if len(answer.values) != len(samples):
@@ -168,10 +168,8 @@ class FunctionScorer:
 def checked(
     values: Sequence[float | str | None], prompts: Sequence[Prompt], name: str
 ) -> list[float | None]:
-    """The rewards, if each is a finite number or None; otherwise RewardError naming the samples."""
-    rewards = [
-        value if value is None or isinstance(value, str) else float(value) for value in values
-    ]
+    """The rewards if each is a finite number or None, else RewardError naming the samples."""
+    rewards = [float(value) if isinstance(value, int) else value for value in values]
     bad = [
         at
         for at, value in enumerate(rewards)

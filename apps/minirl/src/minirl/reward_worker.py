@@ -13,6 +13,7 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rl_core.channel import KEY_BYTES, Channel
 from rl_core.deadlines import Deadline
 
-from minirl.reward_messages import Batch, Loaded, Raised, Refused, Rewards, Target, ToWorker
+from minirl.reward_messages import Batch, Loaded, Part, Raised, Refused, Rewards, Target, ToWorker
 
 _USER_MODULE = "minirl_user_reward"
 _ANSWER_S = 30.0
@@ -40,6 +42,7 @@ def main() -> None:
     _watch_parent(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO)
     connection = socket.socket(fileno=int(sys.argv[1]))
     deadline = Deadline.after(_ANSWER_S)
     with Channel(connection, key, ToWorker, deadline, accepted=False) as channel:
@@ -51,8 +54,12 @@ def main() -> None:
         channel.send(_signature(loaded), Deadline.after(_ANSWER_S))
         with asyncio.Runner() as runner:
             while True:
-                batch: Batch = channel.receive(Deadline.after(_IDLE_S))
-                channel.send(_call(loaded, batch, runner), Deadline.after(_ANSWER_S))
+                arguments, limit_s = _receive(channel)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.setitimer(signal.ITIMER_REAL, limit_s)
+                answer = _call(loaded, arguments, runner, target.path)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                channel.send(answer, Deadline.after(_ANSWER_S))
 
 
 def _watch_parent(pipe: int) -> None:
@@ -101,7 +108,10 @@ def _functions(module: Any) -> list[str]:
 
 def _signature(function: Callable[..., Any]) -> Loaded:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return Loaded(parameters=[], required=[], takes_any=True)
     return Loaded(
         parameters=[item.name for item in parameters if item.kind in named],
         required=[
@@ -113,18 +123,28 @@ def _signature(function: Callable[..., Any]) -> Loaded:
     )
 
 
-def _call(function: Callable[..., Any], batch: Batch, runner: asyncio.Runner) -> Rewards | Raised:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, batch.limit_s)
+def _receive(channel: Channel) -> tuple[dict[str, Any], float]:
+    data = b""
+    while isinstance(message := channel.receive(Deadline.after(_IDLE_S)), Part):
+        data += message.data
+    batch: Batch = message
+    return msgspec.msgpack.decode(data + batch.data), batch.limit_s
+
+
+def _call(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    runner: asyncio.Runner,
+    path: str | None,
+) -> Rewards | Raised:
     try:
-        result = function(**batch.arguments)
+        result = function(**arguments)
         if inspect.isawaitable(result):
             result = runner.run(_await(result))
         return _rewards(result)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's: the edge
-        return Raised(describe(error, inspect.getsourcefile(inspect.unwrap(function))))
+        return Raised(describe(error, path))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.flush()
 
 

@@ -58,7 +58,7 @@ class Recipe:
     def directory_name(self) -> str:
         """Name of the cached directory."""
         text = json.dumps([asdict(self), VOCABULARY, MAX_LENGTH], sort_keys=True)
-        return f"tiny-qwen3-{xxhash.xxh3_64_hexdigest(text)}"
+        return f"tiny-qwen3-{xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
 def cache_directory() -> Path:
