@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "apps" / "minirl"
 MARK = "MINIRL_TEST_RUN"
 
 
@@ -24,6 +25,7 @@ class Run:
 
     path: Path
     arguments: tuple[str, ...]
+    program: Path = APP
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
     code: int | None = None
@@ -31,7 +33,7 @@ class Run:
 
     def start(self) -> "Run":
         self.path.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(ROOT / "apps" / "minirl"), *self.arguments]
+        command = [sys.executable, str(self.program), *self.arguments]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, f"trainer.run_dir={self.path / 'run'}"],
@@ -131,13 +133,13 @@ class Runner:
         self._root = root
         self._runs: list[Run] = []
 
-    def start(self, *arguments: str) -> Run:
-        run = Run(self._root / f"run{len(self._runs)}", arguments)
+    def start(self, *arguments: str, program: Path = APP) -> Run:
+        run = Run(self._root / f"run{len(self._runs)}", arguments, program)
         self._runs.append(run)
         return run.start()
 
-    def complete(self, *arguments: str, timeout: float = 400) -> Run:
-        return self.start(*arguments).finish(timeout)
+    def complete(self, *arguments: str, timeout: float = 400, program: Path = APP) -> Run:
+        return self.start(*arguments, program=program).finish(timeout)
 
     def close(self) -> None:
         for run in self._runs:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from rl_core.errors import ConfigError, DigestMismatchError, TransferError
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher

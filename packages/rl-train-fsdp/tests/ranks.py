@@ -12,6 +12,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
+
 from rl_core.interfaces import RankPlace
 from rl_core.plugins import build_config
 from rl_core.versions import PolicyVersion

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import msgspec
 from rich.console import Console
+
 from rl_core import plugins
 from rl_core.channel import Channel, Listener, connect
 from rl_core.deadlines import Deadline

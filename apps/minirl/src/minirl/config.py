@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 

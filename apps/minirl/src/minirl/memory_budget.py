@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import psutil
-from rl_core.errors import ConfigError
 
 from minirl.config import MiniRLConfig
+from rl_core.errors import ConfigError
 
 _GB = 1 << 30
 _ENGINE_BASE = 1.7 * _GB

@@ -3,11 +3,10 @@
 import logging
 import time
 
-from rl_core.logs import kv
-from rl_core.versions import PolicyVersion
-
 from minirl.config import MiniRLConfig
 from minirl.system import RLSystem
+from rl_core.logs import kv
+from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
 

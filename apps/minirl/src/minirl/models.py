@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from rl_core.errors import ConfigError
-
 from minirl.smollm2 import smollm2_directory
 from minirl.tiny_model import ensure_tiny_model
+from rl_core.errors import ConfigError
 
 
 def resolve_model(local_path: str | None) -> tuple[Path, bool]:

@@ -4,14 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core import plugins
-from rl_core.errors import ComponentNotFoundError, ConfigError
-from rl_core.metadata import nearest
-
 from minirl.config import MiniRLConfig
 from minirl.devices import detect_device
 from minirl.memory_budget import check_memory
 from minirl.models import resolve_model
+from rl_core import plugins
+from rl_core.errors import ComponentNotFoundError, ConfigError
+from rl_core.metadata import nearest
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.mode": ("fused",),

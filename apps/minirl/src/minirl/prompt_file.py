@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 

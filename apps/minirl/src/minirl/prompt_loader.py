@@ -4,9 +4,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from rl_core.errors import ConfigError
-
 from minirl.prompts import Prompt, PromptSet
+from rl_core.errors import ConfigError
 
 
 class PromptLoader:

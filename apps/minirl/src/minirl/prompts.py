@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
-from rl_core.errors import ConfigError
-from rl_core.metadata import nearest
 
 from minirl import repeat_task
 from minirl.prompt_file import RawPrompt, read_prompt_file
+from rl_core.errors import ConfigError
+from rl_core.metadata import nearest
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ray
-from rl_core.errors import ConfigError
-from rl_core.logs import kv
 
 from minirl.config import ClusterConfig
+from rl_core.errors import ConfigError
+from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core.errors import MiniRLError, RolloutError, TransferError
 from rl_core.interfaces import Placement
 from rl_core.plugins import load_object
-
-from minirl.worker_process import ProcessSettings, prepare_process
 
 
 def translated(error: Exception, who: str) -> Exception:

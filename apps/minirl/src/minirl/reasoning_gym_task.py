@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from minirl.prompt_file import RawPrompt
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 from rl_core.plugins import build_config
-
-from minirl.prompt_file import RawPrompt
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from rl_core.errors import ConfigError
 
 from minirl.ray_cluster import resource_name
+from rl_core.errors import ConfigError
 
 
 @dataclass(frozen=True)

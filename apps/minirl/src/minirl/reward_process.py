@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from minirl.reward_messages import Batch, FromWorker, Loaded, Part, Raised, Refused, Rewards, Target
 from rl_core.channel import Channel, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import ConfigError, TransferError, TransferTimeoutError
-
-from minirl.reward_messages import Batch, FromWorker, Loaded, Part, Raised, Refused, Rewards, Target
 
 START_S = 120.0
 """Time for importing the function's module; such modules may import large libraries."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, TransferError, TransferTimeoutError
-
 from minirl.prompts import Prompt
 from minirl.reward_messages import Loaded, Raised, Target
 from minirl.reward_process import RewardProcess
+from rl_core.deadlines import Deadline
+from rl_core.errors import MiniRLError, TransferError, TransferTimeoutError
 
 _PROBE_S = 2.0
 """Longest call while looking for the sample at fault."""

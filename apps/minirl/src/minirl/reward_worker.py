@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rl_core.channel import KEY_BYTES, Channel
-from rl_core.deadlines import Deadline
 
 from minirl.reward_messages import Batch, Loaded, Part, Raised, Refused, Rewards, Target, ToWorker
+from rl_core.channel import KEY_BYTES, Channel
+from rl_core.deadlines import Deadline
 
 _USER_MODULE = "minirl_user_reward"
 _ANSWER_S = 30.0

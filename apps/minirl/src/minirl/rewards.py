@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_core.errors import ConfigError
-
 from minirl import repeat_task
 from minirl.prompt_file import RESERVED
 from minirl.prompts import Prompt
 from minirl.reward_messages import Target
 from minirl.reward_scorer import FunctionScorer, RewardError, checked
+from rl_core.errors import ConfigError
 
 __all__ = ["InProcessScorer", "RewardError", "RewardSettings", "Scorer", "load_scorer"]
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minirl.resource_pool import Bundle, ResourcePool
 from rl_core import plugins
 from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError
@@ -19,8 +20,6 @@ from rl_core.interfaces import (
 from rl_core.logs import kv
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
-
-from minirl.resource_pool import Bundle, ResourcePool
 
 _logger = logging.getLogger(__name__)
 

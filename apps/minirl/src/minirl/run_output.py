@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
-from rl_core.errors import ConfigError
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from minirl.config import MiniRLConfig, as_yaml
 from minirl.trajectories import Trajectory
+from rl_core.errors import ConfigError
 
 
 def create_run_dir(configured: str | None) -> Path:

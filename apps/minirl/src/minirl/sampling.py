@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 import xxhash
-from rl_core.trajectory import Completion, GenerateRequest, SamplingParams, TrainSample
 
 from minirl.config import RolloutConfig
 from minirl.prompts import Prompt
+from rl_core.trajectory import Completion, GenerateRequest, SamplingParams, TrainSample
 
 _SEED_BITS = 31
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
-from rl_core.trajectory import LogProbs
-
 from minirl.sampling import Sample
+from rl_core.trajectory import LogProbs
 
 
 def step_metrics(

@@ -3,10 +3,6 @@
 import logging
 from collections.abc import Mapping
 
-from rl_core.interfaces import RolloutMode
-from rl_core.logs import kv
-from rl_core.versions import VersionStore
-
 from minirl.plan import RunPlan
 from minirl.ray_launcher import RayLauncher
 from minirl.resource_pool import ResourcePool
@@ -16,6 +12,9 @@ from minirl.weight_sync import FusedWeightSync, SyncSettings
 from minirl.worker_group import WorkerGroup
 from minirl.worker_process import ProcessSettings
 from minirl.workers import FusedActorRolloutWorker
+from rl_core.interfaces import RolloutMode
+from rl_core.logs import kv
+from rl_core.versions import VersionStore
 
 _logger = logging.getLogger(__name__)
 

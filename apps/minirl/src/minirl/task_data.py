@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.errors import ConfigError
-
 from minirl.plan import RunPlan
 from minirl.prompt_loader import PromptLoader
 from minirl.prompts import PromptSet, load_prompts
 from minirl.rewards import Scorer, load_scorer
+from rl_core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def load_task_data(plan: RunPlan) -> TaskData:
         texts: list[str] = tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return texts
 
-    scorer = load_scorer(config.reward, config.data, config.trainer.seed)
+    scorer = load_scorer(config.reward, config.data, sets.train.columns)
     return TaskData(loader, sets.held_out, decode, scorer)
 
 

@@ -9,10 +9,6 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType
 
-from rl_core.channel import new_key
-from rl_core.errors import MiniRLError
-from rl_core.logs import kv
-
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
 from minirl.mock_loop import run_mock_loop
@@ -26,6 +22,9 @@ from minirl.system import RLSystem
 from minirl.task_data import load_task_data
 from minirl.trainer import Trainer
 from minirl.worker_process import ProcessSettings
+from rl_core.channel import new_key
+from rl_core.errors import MiniRLError
+from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
-from rl_core.errors import ConfigError
 
 from minirl.char_tokenizer import END, FILES, PAD, VOCABULARY, write_tokenizer
+from rl_core.errors import ConfigError
 
 Kind = Literal["dense", "tied", "moe"]
 

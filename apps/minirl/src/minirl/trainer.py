@@ -7,9 +7,6 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
-from rl_core.logs import kv
-from rl_core.trajectory import LogProbs, TrainSample
-from rl_core.versions import PolicyVersion
 
 from minirl.advantages import grpo
 from minirl.batching import deal, gather
@@ -23,6 +20,9 @@ from minirl.system import RLSystem
 from minirl.task_data import TaskData
 from minirl.timing import StepTimer
 from minirl.trajectories import to_trajectory
+from rl_core.logs import kv
+from rl_core.trajectory import LogProbs, TrainSample
+from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
 

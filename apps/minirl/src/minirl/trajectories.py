@@ -1,9 +1,9 @@
 """Samples as they are written down: everything needed to trace a token to its weights."""
 
 import msgspec
-from rl_core.trajectory import SamplingParams
 
 from minirl.sampling import Sample
+from rl_core.trajectory import SamplingParams
 
 
 class Trajectory(msgspec.Struct):

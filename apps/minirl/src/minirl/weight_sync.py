@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+
+from minirl.rollout_manager import RolloutManager
+from minirl.worker_group import WorkerGroup
 from rl_core.errors import MiniRLError, VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
 from rl_core.versions import PolicyVersion, VersionStore
-
-from minirl.rollout_manager import RolloutManager
-from minirl.worker_group import WorkerGroup
 
 _logger = logging.getLogger(__name__)
 

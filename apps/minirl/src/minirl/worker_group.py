@@ -7,12 +7,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from rl_core.errors import TransferTimeoutError
-from rl_core.interfaces import RankPlace
 
 from minirl.ray_launcher import translated
 from minirl.resource_pool import ResourcePool
 from minirl.worker_process import ProcessSettings
+from rl_core.errors import TransferTimeoutError
+from rl_core.interfaces import RankPlace
 
 
 class WorkerGroup:

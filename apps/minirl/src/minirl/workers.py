@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core import plugins
 from rl_core.deadlines import Deadline
 from rl_core.interfaces import (
@@ -21,8 +22,6 @@ from rl_core.interfaces import (
 from rl_core.metadata import Manifest
 from rl_core.trajectory import LogProbs, TrainSample
 from rl_core.versions import PolicyVersion
-
-from minirl.worker_process import ProcessSettings, prepare_process
 
 _logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.checkpoint as dcp
-from rl_core.errors import ConfigError
 
+from rl_core.errors import ConfigError
 from rl_train_fsdp.conversions import module_tensors
 
 if TYPE_CHECKING:

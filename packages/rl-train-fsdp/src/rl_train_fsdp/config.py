@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from rl_core.errors import ConfigError
-
 from rl_train_fsdp.model_directory import ModelDirectory
 
 ComputeDtype = Literal["float32", "bfloat16"]

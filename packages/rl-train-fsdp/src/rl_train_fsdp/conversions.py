@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rl_core.errors import ConfigError, IncompatibleVersionError
 from torch import Tensor, nn
+
+from rl_core.errors import ConfigError, IncompatibleVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,6 +4,7 @@ import importlib
 import os
 
 import torch
+
 from rl_core.errors import ComponentLoadError, ConfigError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}

@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
+
 from rl_core.errors import LifecycleError, TrainError
 from rl_core.interfaces import RankPlace, TrainEngine
-
 from rl_train_fsdp import checkpoint, staging
 from rl_train_fsdp.conversions import Conversions
 from rl_train_fsdp.devices import select_device, set_threads
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from rl_core.metadata import Manifest
     from rl_core.trajectory import LogProbs, TrainSample
     from rl_core.versions import PolicyVersion
-
     from rl_train_fsdp.config import FsdpConfig
 
 logger = logging.getLogger(__name__)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from rl_core.metadata import Manifest, TensorMeta
-from rl_core.torch import dtype_name, dtype_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rl_core.metadata import Manifest, TensorMeta
+from rl_core.torch import dtype_name, dtype_of
 from rl_train_fsdp.conversions import Conversions, module_tensors, tied_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rl_core.interfaces import TensorStream
-    from rl_core.versions import PolicyVersion
     from torch import nn
 
+    from rl_core.interfaces import TensorStream
+    from rl_core.versions import PolicyVersion
     from rl_train_fsdp.model_directory import ModelDirectory
 
 

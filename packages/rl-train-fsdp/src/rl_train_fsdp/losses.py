@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-
     from rl_train_fsdp.config import LossConfig
 
 METRICS = ("loss", "kl", "entropy", "clip_fraction", "ppo_kl", "tokens")

@@ -6,13 +6,13 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch
+
 from rl_core.errors import TrainError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-
     from rl_train_fsdp.config import LossAggregation, LossConfig
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rl_core.errors import ConfigError
 from torch import Tensor, nn
 
+from rl_core.errors import ConfigError
 from rl_train_fsdp.token_log_probs import Head, token_log_probs
 
 if TYPE_CHECKING:

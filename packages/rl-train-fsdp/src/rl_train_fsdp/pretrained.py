@@ -13,9 +13,9 @@ from rl_train_fsdp.model_directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rl_core.interfaces import TensorStream
     from torch import Tensor
 
+    from rl_core.interfaces import TensorStream
     from rl_train_fsdp.model_directory import ModelDirectory
 
 SHARD_BYTES = 4 * 1024**3

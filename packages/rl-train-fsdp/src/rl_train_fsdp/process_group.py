@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from rl_core.errors import LifecycleError, TransferError
-from rl_core.interfaces import RankPlace
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rl_core.errors import LifecycleError, TransferError
+from rl_core.interfaces import RankPlace
 from rl_train_fsdp.devices import BACKENDS
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

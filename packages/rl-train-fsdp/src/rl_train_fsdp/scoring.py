@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from rl_core.trajectory import LogProbs
 
+from rl_core.trajectory import LogProbs
 from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-
     from rl_train_fsdp.policy import Policy
     from rl_train_fsdp.process_group import ProcessGroup
 

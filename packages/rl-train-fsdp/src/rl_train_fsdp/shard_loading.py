@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rl_core.errors import ConfigError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from rl_core.errors import ConfigError
 from rl_train_fsdp.conversions import Conversions, module_tensors, tied_names
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import torch
-from rl_core.errors import NonFiniteError
 
+from rl_core.errors import NonFiniteError
 from rl_train_fsdp.losses import METRICS, LossInputs, policy_loss
 from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
 from rl_train_fsdp.mini_batches import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-
     from rl_train_fsdp.config import FsdpConfig
     from rl_train_fsdp.optimizer import ShardedAdamW
     from rl_train_fsdp.policy import Policy

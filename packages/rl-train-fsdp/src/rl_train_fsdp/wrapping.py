@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rl_core.errors import ConfigError
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from rl_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

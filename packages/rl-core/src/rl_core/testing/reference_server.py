@@ -115,11 +115,11 @@ class ReferenceServer:
         """End one rank's stream and wait for the other ranks: the replica is then LOADED."""
         update = self._current()
         with self._fencing():
-            if update.close(rank, attempt):
-                self._gate.apply(Received(update.manifest.version, attempt))
+            update.require(rank, attempt)
+            self._close(update, rank)
             await update.wait(rank, limit_s)
 
-    async def load_directory(self, path: Path, manifest: Manifest) -> None:
+    def load_directory(self, path: Path, manifest: Manifest) -> None:
         """Load a weights directory into all ranks: the replica is then LOADED."""
         for model in self._ranks:
             attempt = self.begin_update(model.tp_rank, manifest)
@@ -128,8 +128,8 @@ class ReferenceServer:
             for name, tensor in load_weights(path).items():
                 for model in self._ranks:
                     update.load(model.tp_rank, attempt, meta_of(name, tensor), tensor)
-        for model in self._ranks:
-            await self.finish_update(model.tp_rank, attempt, 0.0)
+            for model in self._ranks:
+                self._close(update, model.tp_rank)
 
     def commit(self, version: PolicyVersion) -> None:
         """Flush the KV cache and serve `version` from here on."""
@@ -176,6 +176,10 @@ class ReferenceServer:
     def live_digests(self) -> list[dict[str, str]]:
         """Digests of what is computed with, by run-time name, for each rank."""
         return [model.live_digests() for model in self._ranks]
+
+    def _close(self, update: Update, rank: int) -> None:
+        if update.close(rank):
+            self._gate.apply(Received(update.manifest.version, update.attempt))
 
     def _current(self) -> Update:
         if self._update is None:

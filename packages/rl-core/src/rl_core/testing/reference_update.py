@@ -52,13 +52,12 @@ class Update:
 
     def load(self, rank: int, attempt: int, meta: TensorMeta, tensor: torch.Tensor) -> None:
         """Put one whole tensor in its place in one rank."""
-        self._check(rank, attempt)
+        self.require(rank, attempt)
         self._checks[rank].see(meta)
         self._ranks[rank].load(meta.name, tensor)
 
-    def close(self, rank: int, attempt: int) -> bool:
+    def close(self, rank: int) -> bool:
         """End one rank's stream; after the last one post-process all ranks and give True."""
-        self._check(rank, attempt)
         self._checks[rank].close()
         self._closed.add(rank)
         if len(self._closed) < len(self._ranks):
@@ -89,7 +88,8 @@ class Update:
             msg = f"the update to {self.manifest.version} ended: {self._failure}"
             raise WeightSyncError(msg)
 
-    def _check(self, rank: int, attempt: int) -> None:
+    def require(self, rank: int, attempt: int) -> None:
+        """Refuse a message of another update, or of a rank whose stream is not open."""
         self._check_failure()
         if attempt != self.attempt or rank not in self._checks:
             msg = f"message of update {attempt}, rank {rank}: update {self.attempt} is under way"
