@@ -292,6 +292,31 @@ class TransferReport(msgspec.Struct, frozen=True):
     weights_digest: str | None = None
 
 
+class TransferRole(msgspec.Struct, frozen=True):
+    """Who an instance of a checkpoint engine is, and what all instances of a run agree on.
+
+    Attributes:
+        role: `sender` (actor ranks; rank 0 sends the bytes, the others drain) or `receiver`
+            (rollout ranks).
+        rank: rank within its role.
+        device: `cpu`, `cuda` or `npu`.
+        host: address of the interface that control and data sockets bind to.
+        key: secret of the run, handed out by the controller; authenticates every message.
+        run_id: the run; a version of another run is refused.
+        bucket_megabytes: size of a bucket in MiB; never more than the payload is allocated.
+        digest_kind: kind of the content digests that travel with the tensors, or None.
+    """
+
+    role: str
+    rank: int
+    device: str = "cpu"
+    host: str = "127.0.0.1"
+    key: bytes = b""
+    run_id: str = ""
+    bucket_megabytes: float = 2048.0
+    digest_kind: str | None = None
+
+
 class CheckpointEngine(ABC):
     """Moves one version of the weights from actor ranks to rollout ranks.
 
@@ -333,6 +358,24 @@ class CheckpointEngine(ABC):
     @abstractmethod
     def finalize(self, success: bool) -> None:
         """Close this sync. Idempotent, also after a failure; buffers may be kept."""
+
+
+@dataclass(frozen=True)
+class CheckpointBackend:
+    """What a package announces under the entry-point group `minirl.checkpoint_engines`.
+
+    Attributes:
+        name: value of `checkpoint_engine.backend` that selects it.
+        config_cls: `module:Class` of its dataclass, constructed from
+            `checkpoint_engine.options`.
+        engine: `module:Class` of the `CheckpointEngine`, called with (config, TransferRole).
+        api_version: `API_VERSION` it was written for.
+    """
+
+    name: str
+    config_cls: str
+    engine: str
+    api_version: int = API_VERSION
 
 
 # --------------------------------------------------------------------------- rollout
