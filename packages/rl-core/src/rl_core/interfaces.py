@@ -523,6 +523,15 @@ class RolloutBackend:
 
 
 @runtime_checkable
+class SupportsFileCheck(Protocol):
+    """A backend configuration that can tell early whether its files are usable."""
+
+    def check_files(self) -> object:
+        """Read headers and sizes only; ConfigError names what is wrong with which file."""
+        ...
+
+
+@runtime_checkable
 class SupportsCheckpointPath(Protocol):
     """A checkpoint engine whose receivers can load a directory themselves."""
 
