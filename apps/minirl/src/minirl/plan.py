@@ -10,6 +10,7 @@ from minirl.memory_budget import check_memory
 from minirl.models import resolve_model
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
+from rl_core.interfaces import SupportsFileCheck
 from rl_core.metadata import nearest
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -238,4 +239,6 @@ def _check_backend(group: str, name: str, values: dict[str, Any], where: str) ->
         backend = plugins.load_backend(group, name)
     except ComponentNotFoundError as error:
         raise ConfigError(f"{where}: {error}") from error
-    plugins.build_config(plugins.load_object(backend.config_cls), values, where)
+    config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
+    if isinstance(config, SupportsFileCheck):
+        config.check_files()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rl_core.metadata import Manifest, TensorMeta
     from rl_core.trajectory import Completion, GenerateRequest, LogProbs, TrainSample
 
-    TensorStream: TypeAlias = Iterator[tuple[TensorMeta, Tensor]]
+TensorStream: TypeAlias = "Iterator[tuple[TensorMeta, Tensor]]"
+"""Tensors of one version in stream order; each is valid until the next one is asked for."""
 
 API_VERSION = 1
 """Version of these interfaces; a plug-in declares the one it was written for."""
