@@ -435,7 +435,10 @@ class RolloutAdapter(ABC):
     ) -> LoadReport:
         """Load one complete version into this rank; the replica is then LOADED, not serving.
 
-        Errors: `WeightSyncError` or `VerificationError`; the replica is then FENCED.
+        Errors: `StaleVersionError` (an old or repeated version) and `LifecycleError` (another
+        update is under way) refuse the update before anything is touched, and the replica goes
+        on as it was. Any other `WeightSyncError` or `VerificationError`, and whatever the leases
+        raise, leaves the replica FENCED, with the error as its reason.
         """
 
     @abstractmethod
