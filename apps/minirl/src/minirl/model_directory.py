@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, MiniRLError
 
 RECORD = "minirl.json"
 """File with the digests of the others, and how they were made."""
@@ -48,6 +48,8 @@ def ensure_directory(target: Path, build: Callable[[Path], None]) -> None:
         build(stage)
         stage.chmod(0o755)
         _move_into_place(stage, target)
+    except MiniRLError:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error}") from error
     finally:

