@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from minirl import prompts as prompts_module
 from minirl.char_tokenizer import write_tokenizer
 from minirl.prompt_file import read_prompt_file
 from minirl.prompt_loader import PromptLoader
@@ -149,6 +150,17 @@ def test_the_length_check_misses_none(tokenizer, tmp_path_factory, lengths, limi
         assert not fits
     else:
         assert fits
+
+
+def test_of_many_long_prompts_the_longest_are_checked_now_the_others_when_drawn(
+    tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(prompts_module, "_CHECKED_AT_START", 1)
+    texts = ["x", "\u00e9" * 40, "x" * 60]
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": text} for text in texts])
+    train = load_prompts(settings_with(path=path, max_prompt_length=43), tokenizer, seed=1).train
+    with pytest.raises(ConfigError, match=r"p\.jsonl:3: the prompt has 63 tokens"):
+        train[2]
 
 
 @settings(deadline=None, max_examples=30)
