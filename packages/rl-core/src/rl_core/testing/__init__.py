@@ -3,6 +3,8 @@
 Public API, for our packages and for outsiders' alike (extra `testing`: torch, pytest, hypothesis):
 
 * `rl_core.testing.rollout_contract`: `RolloutAdapterContract`;
+* `rl_core.testing.train_contract`: `TrainEngineContract`;
+* `rl_core.testing.package_contract`: `PackageContract`;
 * `rl_core.testing.launcher`: `ProcessLauncher`, objects in subprocesses of their own;
 * `rl_core.testing.thread_launcher`: `ThreadLauncher`, the same in threads, for fast tests;
 * `rl_core.testing.reference_replica`: `REFERENCE_BACKEND`, a rollout engine in milliseconds;
@@ -20,11 +22,13 @@ if "pytest" in sys.modules:
         *(
             f"{__name__}.{module}"
             for module in (
+                "package_contract",
                 "rollout_case",
                 "rollout_failure_contract",
                 "rollout_memory_contract",
                 "rollout_serving_contract",
                 "rollout_sync_contract",
+                "train_contract",
             )
         )
     )
