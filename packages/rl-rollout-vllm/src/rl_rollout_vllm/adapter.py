@@ -5,6 +5,7 @@ Lives in the process that holds the weights (an actor rank, or a checkpoint work
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rl_core.errors import (
 )
 from rl_core.interfaces import PauseMode, RolloutAdapter
 from rl_rollout_vllm.bucket_sender import BucketSender, BufferPool
+from rl_rollout_vllm.lease_source import LeaseSource, SourceFailedError
 from rl_rollout_vllm.protocol import FromWorker, Offer
 
 if TYPE_CHECKING:
@@ -56,22 +58,15 @@ class VllmAdapter(RolloutAdapter):
         """Load one complete version into this rank; as `RolloutAdapter.update_weights`.
 
         The leases are consumed to their end also after a failure, since producing them is a
-        collective.
+        collective; what the leases raise themselves comes through.
         """
-        leases = iter(leases)
-        key = new_key()
+        source = LeaseSource(leases)
         try:
-            with Listener() as listener:
-                seconds = deadline.remaining() * FAR_SIDE_SHARE
-                offer = Offer(self._tp_rank, listener.address, key, manifest, seconds)
-                pending = self._server.submit("receive_update", offer)
-                with self._accepted(listener, key, pending, deadline) as channel:
-                    failure = self._stream(channel, leases, manifest, deadline)
-                    return _outcome(pending, deadline, failure)
+            return self._update(source, manifest, deadline)
+        except SourceFailedError as error:
+            raise error.cause from None
         finally:
-            for lease in leases:
-                with lease:
-                    pass
+            source.drain()
 
     def update_weights_from_disk(
         self, path: Path, manifest: Manifest, deadline: Deadline
@@ -128,6 +123,17 @@ class VllmAdapter(RolloutAdapter):
 
     # -- the stream
 
+    def _update(self, source: LeaseSource, manifest: Manifest, deadline: Deadline) -> LoadReport:
+        key = new_key()
+        with Listener() as listener:
+            seconds = deadline.remaining() * FAR_SIDE_SHARE
+            offer = Offer(self._tp_rank, listener.address, key, manifest, seconds)
+            pending = self._server.submit("receive_update", offer)
+            with self._accepted(listener, key, pending, deadline) as channel:
+                sender = BucketSender(channel, manifest, self._pool, deadline)
+                failure = _stream(sender, source)
+                return _outcome(pending, deadline, failure)
+
     def _accepted(
         self, listener: Listener, key: bytes, pending: Pending, deadline: Deadline
     ) -> Channel:
@@ -143,23 +149,6 @@ class VllmAdapter(RolloutAdapter):
                 raise TransferTimeoutError("deadline passed while waiting for the engine's worker")
             _raise_if_over(pending)
 
-    def _stream(
-        self,
-        channel: Channel,
-        leases: Iterator[BucketLease],
-        manifest: Manifest,
-        deadline: Deadline,
-    ) -> MiniRLError | None:
-        """Send everything; what went wrong, if anything did."""
-        sender = BucketSender(channel, manifest, self._pool, deadline)
-        try:
-            sender.send(leases)
-        except MiniRLError as error:
-            if not isinstance(error, TransferError):
-                sender.abort(f"{type(error).__name__}: {error}")
-            return error
-        return None
-
     def _call(self, method: str, *args: Any, timeout: float) -> Any:
         try:
             return self._server.call(method, *args, timeout=timeout)
@@ -168,6 +157,18 @@ class VllmAdapter(RolloutAdapter):
         except TimeoutError as error:
             msg = f"the rollout server did not answer {method!r} in {timeout:.1f} s"
             raise RolloutError(msg) from error
+
+
+def _stream(sender: BucketSender, source: LeaseSource) -> MiniRLError | None:
+    """Send everything; what went wrong, if anything did. The worker is told, if it listens."""
+    try:
+        sender.send(source)
+    except MiniRLError as error:
+        if not isinstance(error, TransferError):
+            with contextlib.suppress(TransferError):
+                sender.abort(str(error))
+        return error
+    return None
 
 
 def _raise_if_over(pending: Pending) -> None:

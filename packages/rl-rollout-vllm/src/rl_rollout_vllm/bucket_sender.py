@@ -14,7 +14,7 @@ from rl_rollout_vllm.buffers import Buffers, create_buffers
 from rl_rollout_vllm.protocol import AbortStream, Ack, Bucket, CloseStream, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from rl_core.channel import Channel
     from rl_core.deadlines import Deadline
@@ -65,7 +65,7 @@ class BucketSender:
         self._acked = 0
         self._pieces: list[Piece] = []
 
-    def send(self, leases: Iterator[BucketLease]) -> None:
+    def send(self, leases: Iterable[BucketLease]) -> None:
         """Send everything and the trailer; the leases are consumed to their end.
 
         Errors: ManifestMismatchError (the stream is not what was announced), TransferError (the
@@ -82,6 +82,8 @@ class BucketSender:
         if not opened:
             self._open(torch.device("cpu"))
         self._flush()
+        while self._acked < self._number:
+            self._await_ack()
         self._channel.send(CloseStream(self._check.close()), self._deadline)
 
     def abort(self, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rl_core.errors import LifecycleError
+from rl_core.errors import RolloutError
 from rl_rollout_vllm.engine_api import Engine
 
 KV_CACHE = "kv_cache"
@@ -67,7 +67,7 @@ class EngineMemory:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """LifecycleError for a tag that does not exist."""
+    """RolloutError for a tag that does not exist."""
     for tag in tags:
         if tag not in TAGS:
-            raise LifecycleError(f"no memory is called {tag!r}; there are: {', '.join(TAGS)}")
+            raise RolloutError(f"no memory is called {tag!r}; there are: {', '.join(TAGS)}")

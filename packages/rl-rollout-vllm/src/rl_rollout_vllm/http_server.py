@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -13,50 +12,9 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from rl_core.errors import ReplicaFencedError
 from rl_core.gate import ServingGate
 from rl_rollout_vllm.engine_api import Engine
-
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/v1/models"})
-"""Paths that are answered whatever the gate says: they compute nothing with the weights."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
-class GatedApp:
-    """ASGI middleware: a request enters through the gate, or is refused with 503 and the reason.
-
-    A streamed response counts as in flight until its last byte.
-    """
-
-    def __init__(self, app: App, gate: ServingGate) -> None:
-        self._app = app
-        self._gate = gate
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
-        if scope["type"] == "lifespan" or scope.get("path") in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1013})
-            return
-        try:
-            with self._gate.admit():
-                await self._app(scope, receive, send)
-        except ReplicaFencedError as error:
-            await _refuse(str(error), send)
-
-
-async def _refuse(reason: str, send: Send) -> None:
-    problem = {"message": reason, "type": "ReplicaFencedError", "code": 503}
-    body = json.dumps({"error": problem}).encode()
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+from rl_rollout_vllm.gated_app import App, GatedApp
 
 
 class _Uvicorn(uvicorn.Server):  # type: ignore[misc]

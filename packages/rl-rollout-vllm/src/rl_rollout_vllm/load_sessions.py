@@ -7,8 +7,8 @@ session, and sound only where parameters are served as they were loaded.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from rl_rollout_vllm.bucket_receiver import Arrival
 from rl_rollout_vllm.server_args import TRANSFER_BACKEND
 
 logger = logging.getLogger(__name__)
+
+LOADER_ERRORS = (KeyError, ValueError, AssertionError, RuntimeError, AttributeError)
+"""What vLLM's loaders raise for a name or a shape that does not fit the model."""
 
 try:
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -46,7 +49,7 @@ if HAS_BRACKET:
     class Batch(WeightTransferUpdateInfo):  # type: ignore[misc]
         """Tensors by their Hugging Face names, owned by the receiver."""
 
-        tensors: list[tuple[str, Tensor]] = field(default_factory=list)
+        tensors: Iterable[tuple[str, Tensor]] = ()
 
     class StreamedWeights(WeightTransferEngine[InitInfo, Batch]):  # type: ignore[misc]
         """Loads batches layer by layer; the stream itself is read by the worker extension."""
@@ -110,10 +113,11 @@ class BracketedSession:
             (arrival.meta.name, arrival.tensor.clone() if arrival.lent else arrival.tensor)
             for arrival in arrivals
         ]
+        named = Named(batch)
         try:
-            self._worker.update_weights({"tensors": batch})
-        except (KeyError, ValueError) as error:
-            raise unknown_or(error, self._model, batch) from error
+            self._worker.update_weights({"tensors": named})
+        except LOADER_ERRORS as error:
+            raise named.refusal(error, self._model) from error
 
     def finish(self) -> None:
         """Close the session; every layer must be complete."""
@@ -149,11 +153,11 @@ class PlainSession:
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
         """Load some tensors."""
-        batch = [(arrival.meta.name, arrival.tensor) for arrival in arrivals]
+        named = Named([(arrival.meta.name, arrival.tensor) for arrival in arrivals])
         try:
-            loaded = self._model.load_weights(batch)
-        except (KeyError, ValueError) as error:
-            raise unknown_or(error, self._model, batch) from error
+            loaded = self._model.load_weights(named)
+        except LOADER_ERRORS as error:
+            raise named.refusal(error, self._model) from error
         if loaded is None:
             self._loaded = None
         elif self._loaded is not None:
@@ -174,17 +178,23 @@ class PlainSession:
         """Nothing to undo: parameters keep what was written."""
 
 
-def unknown_or(
-    error: KeyError | ValueError, model: nn.Module, batch: Sequence[tuple[str, Tensor]]
-) -> Exception:
-    """What vLLM's loaders mean by this error, with the names that they leave out."""
-    names = [name for name, _ in batch]
-    known = [name for name, _ in model.named_parameters()]
-    text = str(error.args[0]) if error.args else str(error)
-    suspects = [name for name in names if name in text] or names
-    near = nearest(suspects[0], known)
-    msg = (
-        f"the engine refused a tensor among {suspects[0]!r} … {suspects[-1]!r} "
-        f"({type(error).__name__}: {text}); its nearest parameter is {near!r}"
-    )
-    return ManifestMismatchError(msg)
+class Named:
+    """Tensors by name, remembering which one is being loaded: vLLM's loaders do not say."""
+
+    def __init__(self, batch: Sequence[tuple[str, Tensor]]) -> None:
+        self._batch = batch
+        self._current = ""
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._batch:
+            self._current = name
+            yield name, tensor
+
+    def refusal(self, error: Exception, model: nn.Module) -> ManifestMismatchError:
+        """What the loader's error means, with the tensor and the parameter nearest to it."""
+        shape = next((tuple(item.shape) for name, item in self._batch if name == self._current), ())
+        near = nearest(self._current, [name for name, _ in model.named_parameters()])
+        return ManifestMismatchError(
+            f"the engine's model refuses tensor {self._current!r} of shape {shape} "
+            f"({type(error).__name__}: {error}); the nearest parameter is {near!r}"
+        )
