@@ -98,7 +98,7 @@ class Held(Described, PackageContract):
             "test_imports_without_its_engine",
             {"madeup/__init__.py": f"import madeup_engine\n{INIT}"},
         ),
-        ("test_import_is_light", {"madeup/__init__.py": f"import torch\n{INIT}"}),
+        ("test_import_is_light", {"madeup/__init__.py": f"import torch\n{INIT}", "torch.py": ""}),
         (
             "test_entry_point_loads_without_its_engine",
             {"madeup/parts.py": f"import madeup_engine\n{PARTS}"},

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -28,14 +30,10 @@ def test_the_first_program_runs():
     )
 
 
-def test_the_contract_example_holds(tmp_path):
-    (tmp_path / "test_example.py").write_text(BLOCKS[1])
-    output = run(
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-        "-k", "twice or stamped or fence_refuses or cold", "test_example.py",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert re.search(r"\b3 passed, 1 skipped", output)
+def test_the_contract_example_holds(pytester):
+    pytester.makepyfile(test_example=BLOCKS[1])
+    chosen = "twice or stamped or fence_refuses or cold"
+    pytester.runpytest_inprocess("-k", chosen).assert_outcomes(passed=3, skipped=1)
 
 
 def test_every_python_block_is_run_here():

@@ -8,7 +8,8 @@ from rl_core.testing.rollout_contract import RolloutAdapterContract, RolloutUnde
 
 class TestTiedReference(RolloutAdapterContract):
     @pytest.fixture(scope="class")
-    def rollout(self, reference) -> Iterator[RolloutUnderTest]:
+    @classmethod
+    def rollout(cls, reference) -> Iterator[RolloutUnderTest]:
         with reference() as given:
             yield given
 
@@ -17,7 +18,8 @@ class TestTwoRanksInProcesses(RolloutAdapterContract):
     """The same across a process border: everything pickles, nothing is shared by accident."""
 
     @pytest.fixture(scope="class")
-    def rollout(self, reference, tmp_path_factory) -> Iterator[RolloutUnderTest]:
+    @classmethod
+    def rollout(cls, reference, tmp_path_factory) -> Iterator[RolloutUnderTest]:
         launcher = ProcessLauncher(tmp_path_factory.mktemp("logs"))
         with reference(tp_size=2, tied=False, launcher=launcher) as given:
             yield given

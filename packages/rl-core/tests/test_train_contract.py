@@ -26,13 +26,15 @@ def under_test(cls, world_size, launcher):
 
 class TestOneRank(TrainEngineContract):
     @pytest.fixture(scope="class")
-    def train(self):
+    @classmethod
+    def train(cls):
         return under_test(plain.PlainTrainEngine, 1, ThreadLauncher())
 
 
 class TestTwoRanks(TrainEngineContract):
     @pytest.fixture(scope="class")
-    def train(self, tmp_path_factory):
+    @classmethod
+    def train(cls, tmp_path_factory):
         launcher = ProcessLauncher(tmp_path_factory.mktemp("logs"))
         return under_test(plain.PlainTrainEngine, 2, launcher)
 

@@ -7,7 +7,8 @@ class TestMyEngine(RolloutAdapterContract):
     lacks = {RolloutCapability.DISK: "the engine reads its own format only"}
 
     @pytest.fixture(scope="class")
-    def rollout(self):
+    @classmethod
+    def rollout(cls):
         replica = MyReplica(config, ProcessLauncher(), placement)
         replica.start(Deadline.after(600))
         adapters = [MyAdapter(replica.server, rank, config) for rank in range(tp_size)]
@@ -37,12 +38,14 @@ class RolloutAdapterContract(
     """Subclass it, give the fixture `rollout`, declare in `lacks` what is lacking and why."""
 
     @pytest.fixture(scope="class")
-    def rollout(self) -> RolloutUnderTest:
+    @classmethod
+    def rollout(cls) -> RolloutUnderTest:
         """One started replica that was never synced; a backend's own fixture may yield it."""
         raise NotImplementedError("give a fixture `rollout` that yields a RolloutUnderTest")
 
     @pytest.fixture(scope="class")
-    def case(self, rollout: RolloutUnderTest) -> Iterator[RolloutCase]:
+    @classmethod
+    def case(cls, rollout: RolloutUnderTest) -> Iterator[RolloutCase]:
         """The replica, with what it answers on A and on B."""
         case = RolloutCase(rollout)
         yield case

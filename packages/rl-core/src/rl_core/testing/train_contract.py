@@ -3,7 +3,8 @@
 ```python
 class TestMyEngine(TrainEngineContract):
     @pytest.fixture(scope="class", params=[1, 2])
-    def train(self, request, tmp_path_factory):
+    @classmethod
+    def train(cls, request, tmp_path_factory):
         launcher = ProcessLauncher(tmp_path_factory.mktemp("logs"))
         return TrainUnderTest("mine.engine:MyEngine", make_config, samples, request.param, launcher)
 ```
@@ -85,19 +86,22 @@ class TrainEngineContract(Contract, contract=True):
     """Subclass it and give the fixture `train`."""
 
     @pytest.fixture(scope="class")
-    def train(self) -> TrainUnderTest:
+    @classmethod
+    def train(cls) -> TrainUnderTest:
         """The engine under test."""
         raise NotImplementedError("give a fixture `train` that returns a TrainUnderTest")
 
     @pytest.fixture(scope="class")
-    def ranks(self, train: TrainUnderTest) -> Iterator[RankGroup]:
+    @classmethod
+    def ranks(cls, train: TrainUnderTest) -> Iterator[RankGroup]:
         """A group that really learns."""
         pool = RankPool(train.launcher, train.timeout_s)
         yield train.start(pool, RATE)
         pool.close()
 
     @pytest.fixture(scope="class")
-    def pool(self, train: TrainUnderTest) -> Iterator[RankPool]:
+    @classmethod
+    def pool(cls, train: TrainUnderTest) -> Iterator[RankPool]:
         """Processes for further groups, one after the other."""
         pool = RankPool(train.launcher, train.timeout_s)
         yield pool
