@@ -1,6 +1,7 @@
 """Tiny random models, and real vLLM engines that are started once for the whole run."""
 
-import os
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.rollout_contract import RolloutUnderTest
 from rl_core.testing.summary import pytest_terminal_summary  # noqa: F401
-from rl_core.testing.weight_set import WeightSet
+from rl_core.testing.weight_set import WeightSet, leases
+from rl_core.trajectory import GenerateRequest
+from rl_core.versions import PolicyVersion
 from rl_rollout_vllm.adapter import VllmAdapter
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
@@ -19,6 +22,7 @@ KINDS = ("dense", "tied", "moe")
 PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 2
 START_S = 240.0
+CALL_S = 60.0
 SHAPE = {
     "vocab_size": 80,
     "hidden_size": 64,
@@ -26,7 +30,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,  # the CPU attention kernel takes multiples of 32
     "max_position_embeddings": 512,
     "bos_token_id": 1,
     "eos_token_id": EOS_ID,
@@ -114,9 +118,31 @@ class Started:
         self.replica.start(Deadline.after(START_S))
         self.server = self.replica.server
         self.adapters = [VllmAdapter(self.server, rank, self.config) for rank in range(tp_size)]
+        self.steps = itertools.count()
+        self._threads = ThreadPoolExecutor(tp_size)
 
     def state(self):
-        return self.server.call("live_state", timeout=30)
+        return self.server.call("live_state", timeout=CALL_S)
+
+    def worker(self, method, *args):
+        return self.server.call("worker_call", method, *args, timeout=CALL_S)
+
+    def next_version(self):
+        return PolicyVersion(1, next(self.steps))
+
+    def sync(self, weights):
+        """Load into all ranks at the same time, and commit."""
+        manifest = weights.manifest(self.next_version())
+        entries = weights.entries()
+        updates = [
+            self._threads.submit(
+                adapter.update_weights, leases(entries, 3), manifest, Deadline.after(CALL_S)
+            )
+            for adapter in self.adapters
+        ]
+        for update in updates:
+            update.result(CALL_S)
+        self.adapters[0].commit(manifest.version, CALL_S)
 
 
 @pytest.fixture(scope="session")
@@ -131,13 +157,49 @@ def engines(model_dirs, tmp_path_factory):
             running[key] = Started(model_dirs[kind][0], tp_size, log_dir, **settings)
         return running[key]
 
+    def end(kind, tp_size=1, **settings):
+        running.pop((kind, tp_size, tuple(sorted(settings.items())))).replica.shutdown(30)
+
+    start.end = end
     yield start
     for started in running.values():
         started.replica.shutdown(30)
 
 
 @pytest.fixture(scope="session")
-def under_test(engines, weight_sets):
+def save():
+    """Writes weights as a Hugging Face directory."""
+    from safetensors.torch import save_file
+
+    def save(weights, path):
+        file = path / "model.safetensors"
+        save_file(dict(weights.tensors), file, metadata={"format": "pt"})
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """What is asked."""
+    return PROMPTS
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """Completions of all prompts (or of those given) under one sampling."""
+    numbers = itertools.count()
+
+    def ask(started, sampling, prompts=PROMPTS):
+        requests = [
+            GenerateRequest(f"ask-{next(numbers)}", list(prompt), sampling) for prompt in prompts
+        ]
+        return started.adapters[0].generate(requests, CALL_S)
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def under_test(engines, weight_sets, save):
     """What the contract kit wants to know of a replica."""
 
     def make(kind, tp_size=1, **settings):
@@ -151,17 +213,8 @@ def under_test(engines, weight_sets):
             save=save,
             eos_id=EOS_ID,
             long_tokens=400,
+            steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
         )
 
     return make
-
-
-def save(weights, path):
-    """Write weights as a Hugging Face directory."""
-    from safetensors.torch import save_file
-
-    save_file(dict(weights.tensors), path / "model.safetensors", metadata={"format": "pt"})
-
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
-from rl_core.errors import ManifestMismatchError, MessageError, TransferError
+from rl_core.errors import (
+    ManifestMismatchError,
+    MessageError,
+    TransferError,
+    TransferTimeoutError,
+)
 from rl_core.interfaces import BucketLease, LeasedTensor
 from rl_core.metadata import Manifest, TensorMeta, Trailer
 from rl_core.torch import as_bytes, dtype_of, meta_of
@@ -232,16 +237,21 @@ def test_a_stream_without_opening_is_refused():
 def test_a_silent_sender_ends_at_the_deadline():
     manifest = manifest_of({"a": torch.ones(3)})
     done = threading.Event()
-
-    def send(channel):
-        channel.send(OpenStream(0, 16, "memfd"), Deadline.after(LIMIT_S))
-        done.wait(LIMIT_S)
-
-    exchange = Exchange(send, manifest)
+    exchange = Exchange(lambda channel: done.wait(LIMIT_S), manifest)
     source = FromSocket(exchange.listener.address, exchange.key)
     with (
         BucketReceiver(source, manifest, Deadline.after(0.3)) as receiver,
-        pytest.raises((TransferError, MessageError)),
+        pytest.raises(TransferTimeoutError),
     ):
         list(receiver.batches())
     done.set()
+
+
+def test_an_opening_without_buffers_is_refused():
+    manifest = manifest_of({"a": torch.ones(3)})
+
+    def send(channel):
+        channel.send(OpenStream(0, 16, "memfd"), Deadline.after(LIMIT_S))
+
+    with pytest.raises(MessageError, match="buffers"):
+        Exchange(send, manifest).receive()

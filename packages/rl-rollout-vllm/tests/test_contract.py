@@ -15,8 +15,42 @@ ELSEWHERE = {
 
 
 class TestDense(RolloutAdapterContract):
+    """Linear layers served from their live weights (the default on cpu)."""
+
     lacks: ClassVar = ELSEWHERE
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test):
         return under_test("dense")
+
+
+class TestMixtureOfExperts(RolloutAdapterContract):
+    """Expert weights prepacked by vLLM."""
+
+    lacks: ClassVar = ELSEWHERE
+
+    @pytest.fixture(scope="class")
+    def rollout(self, under_test):
+        return under_test("moe")
+
+
+class TestTiedPacked(RolloutAdapterContract):
+    """Tied embeddings, all linear layers packed: vLLM's own way of serving on cpu."""
+
+    lacks: ClassVar = ELSEWHERE | {
+        RolloutCapability.FREES_WEIGHTS: "packed copies are no parameters and cannot be freed"
+    }
+
+    @pytest.fixture(scope="class")
+    def rollout(self, under_test):
+        return under_test("tied", cpu_packed_weights=True)
+
+
+class TestTensorParallel(RolloutAdapterContract):
+    """Two ranks, each fed by an adapter of its own."""
+
+    lacks: ClassVar = ELSEWHERE
+
+    @pytest.fixture(scope="class")
+    def rollout(self, under_test):
+        return under_test("tied", tp_size=2)

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 from rl_core.errors import RolloutError
 from rl_rollout_vllm.engine_api import Engine
-
-KV_CACHE = "kv_cache"
-WEIGHTS = "weights"
-TAGS = (KV_CACHE, WEIGHTS)
+from rl_rollout_vllm.protocol import TAGS, WEIGHTS
 
 
 class EngineMemory:

@@ -5,7 +5,7 @@ to the engine's workers in one call; each worker connects to its adapter and rea
 Everything is msgpack with strict validation; nothing is unpickled.
 """
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,11 @@ from rl_core.buckets import Slot
 from rl_core.errors import DigestMismatchError, MiniRLError, WeightSyncError
 from rl_core.interfaces import LoadReport
 from rl_core.metadata import Manifest, TensorMeta, Trailer
+
+KV_CACHE = "kv_cache"
+WEIGHTS = "weights"
+TAGS = (KV_CACHE, WEIGHTS)
+"""What can be released and resumed."""
 
 # --------------------------------------------------------------------------- adapter -> server
 
@@ -121,8 +126,8 @@ class OpenStream(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
         handles: one encoded device handle per buffer.
     """
 
-    buffers: int
-    nbytes: int
+    buffers: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    nbytes: Annotated[int, msgspec.Meta(ge=1)]
     kind: Literal["memfd", "cuda"]
     handles: tuple[bytes, ...] = ()
 

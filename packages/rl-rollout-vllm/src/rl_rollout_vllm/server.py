@@ -185,7 +185,7 @@ class VllmServer:
     # -- inspection
 
     async def live_state(self) -> dict[str, Any]:
-        """What the replica is doing: phase, reason, requests in flight, worker processes."""
+        """What the replica is doing and has: phase, requests in flight, processes, memory."""
         self._fence_if_dead()
         state = self._gate.state
         return {
@@ -193,6 +193,7 @@ class VllmServer:
             "reason": state.reason,
             "in_flight": self._gate.in_flight,
             "pid": os.getpid(),
+            "scratch": self._scratch,
             "workers": self._engine.workers if self._running else [],
             "released": sorted(self._memory.released) if self._running else [],
         }

@@ -14,9 +14,10 @@ from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
 from rl_core.versions import PolicyVersion
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.engine_api import Engine, load_path
-from rl_rollout_vllm.engine_memory import WEIGHTS, EngineMemory
+from rl_rollout_vllm.engine_memory import EngineMemory
 from rl_rollout_vllm.pauses import Pauses
 from rl_rollout_vllm.protocol import (
+    WEIGHTS,
     FromDirectory,
     FromSocket,
     Offer,

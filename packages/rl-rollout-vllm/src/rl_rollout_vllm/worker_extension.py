@@ -59,6 +59,10 @@ class RolloutWorkerExtension:
         for tag in tags:
             self._rl_memory().resume(tag)
 
+    def rl_device_free(self) -> int:
+        """Bytes that are free on this rank's accelerator."""
+        return int(torch.get_device_module().mem_get_info()[0])
+
     def rl_attach(self, server_pid: int, scratch: str | None) -> dict[str, int]:
         """End with the server process; who and how this worker is."""
         process_watch.end_with(server_pid, scratch)

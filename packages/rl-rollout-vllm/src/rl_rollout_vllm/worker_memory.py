@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rl_rollout_vllm import cpu_patches
+from rl_rollout_vllm.protocol import KV_CACHE, WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger(__name__)
-
-KV_CACHE = "kv_cache"
-WEIGHTS = "weights"
 
 
 class WorkerMemory:

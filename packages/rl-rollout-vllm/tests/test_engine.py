@@ -1,0 +1,206 @@
+"""What is particular to this engine: CPU patches, load paths, HTTP, the stream's far end."""
+
+import json
+import urllib.error
+import urllib.request
+
+import msgspec
+import psutil
+import pytest
+
+from rl_core.channel import Listener, new_key
+from rl_core.deadlines import Deadline
+from rl_core.errors import RolloutError, TransferError
+from rl_core.testing.rollout_case import GREEDY
+from rl_core.trajectory import SamplingParams
+from rl_rollout_vllm.protocol import (
+    FromDirectory,
+    FromWorker,
+    Offer,
+    UpdateRequest,
+    UpdateResult,
+)
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def dense(engines, weight_sets):
+    """The dense engine, serving A."""
+    started = engines("dense")
+    started.sync(weight_sets["dense"][0])
+    return started
+
+
+def answers(ask, started):
+    return [completion.token_ids for completion in ask(started, GREEDY)]
+
+
+# -- patches: each is needed, and would be noticed if vLLM no longer needed it
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "patch"),
+    [
+        ("moe", {}, "moe_repack"),
+        ("tied", {"cpu_packed_weights": True}, "tied_head_repack"),
+    ],
+)
+def test_without_its_patch_the_update_is_silently_wrong(
+    engines, weight_sets, ask, kind, settings, patch
+):
+    started = engines(kind, **settings)
+    first, second = weight_sets[kind]
+    started.sync(second)
+    right = answers(ask, started)
+    started.sync(first)
+    started.worker("rl_disable_patches", [patch])
+    try:
+        started.sync(second)
+        wrong = answers(ask, started)
+    finally:
+        started.worker("rl_disable_patches", [])
+    assert wrong != right, f"vLLM seems to have fixed what {patch} is for"
+    started.sync(second)
+    assert answers(ask, started) == right
+
+
+def test_live_linear_weights_are_what_is_served(dense, ask):
+    """Overwriting the parameters changes the answers: nothing is served from a hidden copy."""
+    before = answers(ask, dense)
+    dense.worker("rl_poison")
+    dense.adapters[0].clear_kv_cache(30)
+    assert answers(ask, dense) != before
+
+
+def test_packed_linear_weights_are_not(engines, weight_sets, ask):
+    """What `unpacked_linear` is for: stock vLLM goes on answering from its copies."""
+    started = engines("tied", cpu_packed_weights=True)
+    started.sync(weight_sets["tied"][0])
+    assert started.adapters[0].release(["weights"], 30) == {"weights": 0}
+    started.sync(weight_sets["tied"][0])
+    assert answers(ask, started)
+
+
+def test_poison_in_the_engine_is_gone_after_a_sync(dense, weight_sets, ask):
+    before = answers(ask, dense)
+    dense.worker("rl_poison")
+    dense.sync(weight_sets["dense"][0])
+    assert answers(ask, dense) == before
+
+
+# -- load paths
+
+
+def plain_update(started, weights, path):
+    manifest = weights.manifest(started.next_version())
+    request = UpdateRequest(FromDirectory(str(path)), manifest, 30.0, "plain")
+    encoded = [msgspec.msgpack.encode(request)] * len(started.adapters)
+    [result] = started.worker("rl_update", encoded)
+    return msgspec.msgpack.decode(result, type=UpdateResult)
+
+
+def test_the_plain_path_loads_the_same_weights(dense, weight_sets, model_dirs, ask):
+    second = weight_sets["dense"][1]
+    result = plain_update(dense, second, model_dirs["dense"][1])
+    assert result.error is None
+    assert result.report.tensors == len(second.tensors)
+    dense.adapters[0].clear_kv_cache(30)
+    plain = answers(ask, dense)
+    dense.sync(second)
+    assert answers(ask, dense) == plain
+
+
+def test_the_plain_path_names_a_parameter_that_got_nothing(dense, weight_sets, tmp_path, save):
+    short = weight_sets["dense"][1].without("model.norm.weight")
+    save(short, tmp_path)
+    result = plain_update(dense, short, tmp_path)
+    assert result.error.kind == "ManifestMismatchError"
+    assert "model.norm.weight" in result.error.message
+
+
+def test_the_plain_path_refuses_packed_layers(engines, weight_sets, model_dirs):
+    started = engines("moe")
+    result = plain_update(started, weight_sets["moe"][1], model_dirs["moe"][1])
+    assert result.error.kind == "WeightSyncError"
+    assert "load_path=bracketed" in result.error.message
+
+
+# -- failures that need the far end of the stream
+
+
+def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
+    weights = weight_sets["dense"][1]
+    with Listener() as listener:
+        key = new_key()
+        offer = Offer(0, listener.address, key, weights.manifest(dense.next_version()), 60.0)
+        pending = dense.server.submit("receive_update", offer)
+        listener.accept(key, FromWorker, Deadline.after(30)).close()
+        with pytest.raises(TransferError, match="closed"):
+            pending.result(20)
+    assert dense.state()["phase"] == "fenced"
+    dense.sync(weight_sets["dense"][0])
+
+
+def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"no safetensors")
+    manifest = weight_sets["dense"][1].manifest(dense.next_version())
+    with pytest.raises(TransferError, match=r"model\.safetensors"):
+        dense.adapters[0].update_weights_from_disk(tmp_path, manifest, Deadline.after(30))
+
+
+def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, ask):
+    with pytest.raises(RolloutError, match="failed"):
+        ask(dense, SamplingParams(max_tokens=4), [[10**6]])
+    assert dense.state()["phase"] == "committed"
+    assert ask(dense, GREEDY)
+
+
+# -- HTTP
+
+
+def post(started, body, path="/v1/completions"):
+    request = urllib.request.Request(
+        f"http://{started.replica.address}{path}",
+        data=json.dumps({"model": started.config.local_path, **body}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.loads(response.read())
+
+
+def test_http_answers_as_the_handle_does(dense, prompts, ask):
+    body = {"prompt": prompts[0], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    answer = post(dense, {**body, "return_token_ids": True})
+    assert answer["choices"][0]["token_ids"] == answers(ask, dense)[0]
+
+
+def test_http_refuses_with_the_reason_while_fenced(dense, prompts):
+    dense.adapters[0].fence("a test says so", 30)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(dense, {"prompt": prompts[0], "max_tokens": 2})
+    assert caught.value.code == 503
+    assert "a test says so" in caught.value.read().decode()
+    with urllib.request.urlopen(f"http://{dense.replica.address}/health", timeout=30) as health:
+        assert health.status == 200
+
+
+# -- many syncs
+
+
+def test_many_syncs_leave_memory_and_files_as_they_were(dense, weight_sets):
+    worker = psutil.Process(dense.state()["workers"][0]["pid"])
+    here = psutil.Process()
+
+    def sync(count):
+        for _ in range(count):
+            dense.sync(weight_sets["dense"][0])
+
+    def counts():
+        return worker.num_fds(), here.num_fds(), psutil.Process(dense.server.pid).num_fds()
+
+    sync(5)
+    files, memory = counts(), worker.memory_info().rss
+    sync(50)
+    assert counts() == files
+    assert worker.memory_info().rss - memory < 8 << 20

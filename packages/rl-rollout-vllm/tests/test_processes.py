@@ -1,0 +1,109 @@
+"""Nothing is left behind: processes, sockets, shared memory, however a replica ends.
+
+The engines that end here are not used by later tests.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_core.deadlines import Deadline
+from rl_core.errors import LifecycleError, TransferError
+from rl_core.testing.weight_set import leases
+
+pytestmark = pytest.mark.engine
+
+GONE_S = 15.0
+
+
+class Remains:
+    """What a running replica has that must not survive it."""
+
+    def __init__(self, started):
+        state = started.state()
+        server = psutil.Process(state["pid"])
+        self.processes = [server, *server.children(recursive=True)]
+        self.workers = [worker["pid"] for worker in state["workers"]]
+        self.files = {Path(state["scratch"])} | set(self._shared())
+
+    def _shared(self):
+        for process in self.processes:
+            for mapping in process.memory_maps():
+                path = mapping.path.removesuffix(" (deleted)")
+                if path.startswith("/dev/shm/"):
+                    yield Path(path)
+
+    def left(self):
+        alive = [item for item in self.processes if item.is_running() and not _zombie(item)]
+        return alive, sorted(path for path in self.files if path.exists())
+
+    def assert_gone(self):
+        end = time.monotonic() + GONE_S
+        while any(self.left()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert self.left() == ([], [])
+
+
+def _zombie(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_an_orderly_end_leaves_nothing(engines):
+    started = engines("moe")
+    remains = Remains(started)
+    assert set(remains.workers) <= {process.pid for process in remains.processes}
+    started.replica.shutdown(30)
+    remains.assert_gone()
+    started.replica.shutdown(30)  # idempotent
+    with pytest.raises(LifecycleError):
+        _ = started.replica.address
+    engines.end("moe")
+
+
+def test_a_killed_server_takes_both_ranks_and_the_core_with_it(engines):
+    started = engines("tied", 2)
+    remains = Remains(started)
+    assert len(remains.processes) >= 4  # server, engine core, two workers
+    os.kill(started.state()["pid"], signal.SIGKILL)
+    remains.assert_gone()
+    engines.end("tied", 2)
+
+
+def test_a_server_that_dies_in_the_middle_of_an_update_ends_the_adapter_too(engines, weight_sets):
+    started = engines("dense")
+    remains = Remains(started)
+    weights = weight_sets["dense"][1]
+    pid = started.state()["pid"]
+
+    def deadly():
+        stream = leases(weights.entries(), 2)
+        yield next(stream)
+        os.kill(pid, signal.SIGKILL)
+        yield from stream
+
+    manifest = weights.manifest(started.next_version())
+    begun = time.monotonic()
+    with pytest.raises(TransferError):
+        started.adapters[0].update_weights(deadly(), manifest, Deadline.after(60))
+    assert time.monotonic() - begun < 30
+    remains.assert_gone()
+    engines.end("dense")
+
+
+def test_a_dead_engine_fences_the_replica(engines, prompts, ask):
+    """The server survives its engine, refuses requests, and says what to do."""
+    started = engines("tied", cpu_packed_weights=True)
+    os.kill(started.state()["workers"][0]["pid"], signal.SIGKILL)
+    end = time.monotonic() + GONE_S
+    while started.state()["phase"] != "fenced" and time.monotonic() < end:
+        time.sleep(0.1)
+    assert "died" in started.state()["reason"]
+    assert started.adapters[0].committed_version(10) is None
+    engines.end("tied", cpu_packed_weights=True)
