@@ -97,6 +97,7 @@ class TaskRunner:
         with (
             ray_session(self._config.cluster, self._plan.device, self._plan.actor_world),
             contextlib.closing(LogServer(new_key(), host)) as log_server,
+            _signals_interrupt(),  # again: Ray has put a handler of its own in place
         ):
             settings = ProcessSettings(str(output.path / "logs"), log_server.address)
             self._system = RLSystem(self._plan, settings)
