@@ -14,6 +14,7 @@ from rl_core.errors import ConfigError, LifecycleError, NonFiniteError, TrainErr
 from rl_core.interfaces import RankPlace
 from rl_train_fsdp.config import EngineConfig, FsdpConfig, ModelConfig
 from rl_train_fsdp.engine import FsdpTrainEngine
+from rl_train_fsdp.wrapping import check_experts
 
 pytestmark = pytest.mark.engine
 
@@ -445,6 +446,13 @@ def test_a_world_that_fsdp_size_does_not_divide_is_refused():
     config = FsdpConfig(ModelConfig("/x"), EngineConfig(fsdp_size=2))
     with pytest.raises(ConfigError, match="does not divide"):
         FsdpTrainEngine(config, RankPlace(world_size=3))
+
+
+def test_experts_as_separate_modules_are_refused_on_several_ranks():
+    model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": torch.nn.ModuleList()})})
+    check_experts(model, 1)
+    with pytest.raises(ConfigError, match=r"mlp\.experts"):
+        check_experts(model, 2)
 
 
 def test_a_device_that_is_not_there_is_named(models):

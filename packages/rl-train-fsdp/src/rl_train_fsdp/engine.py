@@ -26,6 +26,7 @@ from rl_train_fsdp.update import PolicyUpdate
 from rl_train_fsdp.wrapping import (
     allocate,
     build_on_meta,
+    check_experts,
     enable_gradient_checkpointing,
     reshard,
     shard,
@@ -187,6 +188,7 @@ class _Parts:
         self.architecture = type(model).__name__
         conversions = Conversions(model, self.directory.tensors)
         check_complete(model, conversions, self.directory)
+        check_experts(model, place.world_size)
         self.policy = Policy(model)
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.group = ProcessGroup(place, config.engine.timeout_s)

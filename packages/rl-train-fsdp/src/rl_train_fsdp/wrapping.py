@@ -76,6 +76,22 @@ def _parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
+def check_experts(model: nn.Module, world_size: int) -> None:
+    """ConfigError where ranks could disagree about which parameters have a gradient.
+
+    That is so when experts are modules of their own, as in transformers 4: a rank whose tokens
+    reach an expert reduces its gradient, another does not, and the collective never matches.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    apart = [name for name in names if name.rpartition(".")[2] == "experts"]
+    if apart and world_size > 1:
+        msg = (
+            f"{type(model).__name__} holds its experts as separate modules ({apart[0]}); install "
+            "transformers 5 or newer to train it on several ranks"
+        )
+        raise ConfigError(msg)
+
+
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     """Recompute each decoder layer in the backward pass.
 
