@@ -11,6 +11,7 @@ from pathlib import Path
 import ray
 
 from minirl.config import ClusterConfig
+from minirl.interruption import deferred
 from rl_core.errors import ConfigError
 from rl_core.logs import kv
 
@@ -53,15 +54,16 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
     # A directory of our own with a short name: Unix sockets below it have a length limit.
     directory = Path(tempfile.mkdtemp(prefix="minirl-ray-"))
     try:
-        ray.init(
-            resources={SLOT: slots} if device == "cpu" else None,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(directory),
-            configure_logging=False,
-        )
+        with deferred():
+            ray.init(
+                resources={SLOT: slots} if device == "cpu" else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(directory),
+                configure_logging=False,
+            )
         _logger.info("Ray initialized. %s", kv(address="local", resource=resource_name(device)))
         yield
     finally:
@@ -72,7 +74,8 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
 @contextlib.contextmanager
 def _joined(address: str) -> Iterator[None]:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with deferred():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cluster.ray_address={address}: cannot join: {line}") from error

@@ -3,15 +3,17 @@
 import contextlib
 import inspect
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from minirl.interruption import POLL_S, deferred
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core.errors import MiniRLError, RolloutError, TransferError
 from rl_core.interfaces import Placement
@@ -28,6 +30,22 @@ def translated(error: Exception, who: str) -> Exception:
     if isinstance(error, RayActorError):
         return TransferError(f"{who} died: {_first_line(error)}")
     return error
+
+
+def ready(references: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """Results that are there, and those that are not, after a wait of at most `POLL_S`."""
+    with deferred():
+        done, waiting = ray.wait(references, timeout=max(0.0, min(timeout_s, POLL_S)))
+    return done, waiting
+
+
+def fetch(reference: Any, who: str) -> Any:
+    """A result that is there, or its error in our terms."""
+    try:
+        with deferred():
+            return ray.get(reference)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, who) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -57,13 +75,12 @@ class RayPending:
 
     def result(self, timeout: float) -> Any:
         """Its value, or its error in our terms; TimeoutError after `timeout` seconds."""
-        try:
-            return ray.get(self.reference, timeout=timeout)
-        except GetTimeoutError as error:
-            msg = f"{self.who} did not answer within {timeout:.0f} s"
-            raise TimeoutError(msg) from error
-        except (RayTaskError, RayActorError) as error:
-            raise translated(error, self.who) from error
+        end = time.monotonic() + timeout
+        while not ready([self.reference], end - time.monotonic())[0]:
+            if time.monotonic() >= end:
+                msg = f"{self.who} did not answer within {timeout:.0f} s"
+                raise TimeoutError(msg)
+        return fetch(self.reference, self.who)
 
 
 @dataclass(frozen=True)

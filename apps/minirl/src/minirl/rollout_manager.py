@@ -7,7 +7,7 @@ from typing import Any
 from minirl.resource_pool import Bundle, ResourcePool
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError
+from rl_core.errors import MiniRLError, RolloutError
 from rl_core.interfaces import (
     Handle,
     Launcher,
@@ -83,13 +83,16 @@ class RolloutManager:
         count = len(self._replicas)
         share = -(-len(requests) // count)
         pending = [
-            (replica.server.submit("generate", list(block)), len(block))
+            replica.server.submit("generate", list(block))
             for index, replica in enumerate(self._replicas)
             if (block := requests[index * share : (index + 1) * share])
         ]
         completions: list[Completion] = []
-        for call, _ in pending:
-            completions.extend(call.result(GENERATE_TIMEOUT_S))
+        for rank, call in enumerate(pending):
+            try:
+                completions.extend(call.result(GENERATE_TIMEOUT_S))
+            except RolloutError as error:
+                raise RolloutError(f"replica {rank}: {error}") from error
         return completions
 
     def release(self, tags: Sequence[str], timeout_s: float) -> dict[str, int]:

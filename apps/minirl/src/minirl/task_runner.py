@@ -3,15 +3,13 @@
 import contextlib
 import logging
 import secrets
-import signal
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
+from minirl.interruption import Interrupted, interrupting, uninterrupted
 from minirl.mock_loop import run_mock_loop
 from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
@@ -24,7 +22,6 @@ from minirl.task_data import load_task_data
 from minirl.trainer import Trainer
 from minirl.worker_process import ProcessSettings
 from rl_core.channel import new_key
-from rl_core.errors import MiniRLError
 from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
@@ -32,14 +29,6 @@ _logger = logging.getLogger(__name__)
 _GRACE_S = 5.0
 _HIGH_LR = 1e-4
 _SIGNAL_BASE = 128
-
-
-class Interrupted(BaseException):
-    """A signal asks the run to end. Not an Exception, so that nothing swallows it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 class TaskRunner:
@@ -75,16 +64,17 @@ class TaskRunner:
     def _guarded(self, output: RunOutput) -> int:
         status, code = "failed", 1
         try:
-            with _signals_interrupt():
+            with interrupting():
                 self._run(output)
             status, code = "ok", 0
         except Interrupted as interruption:
             status, code = "interrupted", _SIGNAL_BASE + interruption.number
             _logger.error("Run interrupted by %s", interruption)  # noqa: TRY400
-        except (MiniRLError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  (the edge of the process)
             # One line for the person; the trace is in the driver's log file.
             traceback.print_exc()
-            _logger.error("Run failed: %s: %s", type(error).__name__, error)  # noqa: TRY400
+            line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+            _logger.error("Run failed: %s: %s", type(error).__name__, line)  # noqa: TRY400
         finally:
             end_descendants(_GRACE_S)
             self._write_summary(output, status)
@@ -97,7 +87,7 @@ class TaskRunner:
         with (
             ray_session(self._config.cluster, self._plan.device, self._plan.actor_world),
             contextlib.closing(LogServer(new_key(), host)) as log_server,
-            _signals_interrupt(),  # again: Ray has put a handler of its own in place
+            interrupting(),  # again: Ray has put a handler of its own in place
         ):
             settings = ProcessSettings(str(output.path / "logs"), log_server.address)
             self._system = RLSystem(self._plan, settings)
@@ -105,7 +95,7 @@ class TaskRunner:
                 self._system.start(output, run_id=secrets.token_hex(8))
                 self._loop(output)
             finally:
-                with _signals_ignored():
+                with uninterrupted():
                     self._system.shutdown()
 
     def _loop(self, output: RunOutput) -> None:
@@ -152,31 +142,3 @@ def _own_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread."""
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """The end is under way: a second Ctrl-C must not leave processes behind."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from minirl.ray_launcher import translated
+from minirl.ray_launcher import fetch, ready
 from minirl.resource_pool import ResourcePool
 from minirl.worker_process import ProcessSettings
 from rl_core.errors import TransferTimeoutError
@@ -88,19 +87,13 @@ class WorkerGroup:
         rank_of = {reference: rank for rank, reference in enumerate(references)}
         end = time.monotonic() + timeout_s
         waiting = list(references)
+        results: dict[Any, Any] = {}
         while waiting:
-            left = end - time.monotonic()
-            done, waiting = ray.wait(waiting, timeout=max(left, 0.0))
-            if not done:
+            done, waiting = ready(waiting, end - time.monotonic())
+            for reference in done:
+                results[reference] = fetch(reference, f"actor rank {rank_of[reference]}")
+            if not done and time.monotonic() >= end:
                 ranks = [rank_of[reference] for reference in waiting]
                 msg = f"{method}: actor ranks {ranks} did not answer within {timeout_s:.0f} s"
                 raise TransferTimeoutError(msg)
-            for reference in done:
-                self._raise_failure(reference, f"actor rank {rank_of[reference]}")
-        return [ray.get(reference) for reference in references]
-
-    def _raise_failure(self, reference: Any, who: str) -> None:
-        try:
-            ray.get(reference)
-        except (RayTaskError, RayActorError) as error:
-            raise translated(error, who) from error
+        return [results[reference] for reference in references]
