@@ -58,7 +58,7 @@ class Recipe:
     head_dim: int = 32
     intermediate: int = 640
     matrix_scale: float = 0.05
-    embedding_scale: float = 0.3
+    embedding_scale: float = 0.2
 
     @property
     def directory_name(self) -> str:
