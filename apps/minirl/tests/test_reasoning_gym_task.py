@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.reasoning_gym_task import Problems, make_reward, tagged, untagged
+from minirl.reasoning_gym_task import Problems, last_number, make_reward, tagged, untagged
 from rl_core.errors import ConfigError
 
 SUMS = {"name": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -58,6 +58,7 @@ def test_an_options_space_that_is_too_small_is_an_error():
         ({**SUMS, "min_terms": "two"}, "min_terms"),
         ({**SUMS, "min_terms": 9}, "max_terms must be >= min_terms"),
         ({**SUMS, "size": 0}, "size must be a positive integer"),
+        ({**SUMS, "extract": "first"}, "extract=first is none of whole, last_number"),
     ],
 )
 def test_bad_settings(value, message):
@@ -73,6 +74,29 @@ def test_the_oracles_answer_is_right_and_another_is_not(name):
     right = [f" {item.columns['answer']}\n" for item in train]
     assert reward(right, entry=entries) == [1.0] * 3
     assert all(value < 1.0 for value in reward(["no idea"] * 3, entry=entries))
+
+
+@pytest.mark.parametrize(
+    ("completion", "number"),
+    [
+        ("3 + 4 = 7.", "7"),
+        ("it is -12, I think", "-12"),
+        ("1,234.50 or so", "1,234.50"),
+        ("seven", ""),
+        ("7, 8, ", "8"),
+    ],
+)
+def test_the_last_number_can_be_what_counts(completion, number):
+    assert last_number(completion) == number
+
+
+def test_extraction_is_part_of_the_reward():
+    train, _ = Problems.from_config({**SUMS, "size": 1}, seed=1).split(0)
+    columns = train[0].columns
+    text = f"{columns['entry']['metadata']['expression']} = {columns['answer']}."
+    assert make_reward("chain_sum", {})([text], entry=[columns["entry"]])[0] < 0.5
+    reward = make_reward("chain_sum", {}, extract="last_number")
+    assert reward([text, "none"], entry=[columns["entry"]] * 2) == [1.0, 0.0]
 
 
 def test_an_answer_that_breaks_the_scorer_gets_nothing():

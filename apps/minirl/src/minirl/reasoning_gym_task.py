@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,19 +42,22 @@ class Problems:
         options: of that data set, without `seed` and `size`.
         seed: from which the seeds of both parts are derived.
         size: number of problems to train on.
+        extract: which part of a completion is scored, one of `EXTRACTORS`.
     """
 
     name: str
     seed: int
     size: int = DEFAULT_SIZE
     options: Mapping[str, Any] = field(default_factory=dict)
+    extract: str = "whole"
 
     @classmethod
     def from_config(cls, value: str | Mapping[str, Any], seed: int) -> "Problems":
         """Read `data.reasoning_gym`: a name, or a mapping of `name` and options.
 
         Args:
-            value: `chain_sum`, or `{name: chain_sum, min_terms: 2, size: 1000}`.
+            value: `chain_sum`, or `{name: chain_sum, min_terms: 2, size: 1000}`. The keys
+                `name`, `seed`, `size` and `extract` are ours, all others the data set's.
             seed: of the run, used where the mapping has no `seed`.
 
         Errors: ConfigError for an unknown name or option (with the nearest) or a value that the
@@ -66,7 +70,10 @@ class Problems:
         own_seed, size = given.pop("seed", seed), given.pop("size", DEFAULT_SIZE)
         if not isinstance(size, int) or size < 1 or not isinstance(own_seed, int):
             raise ConfigError(f"{KEY}: size must be a positive integer, seed an integer")
-        problems = cls(name, own_seed, size, given)
+        extract = given.pop("extract", "whole")
+        if extract not in EXTRACTORS:
+            raise ConfigError(f"{KEY}: extract={extract} is none of {', '.join(EXTRACTORS)}")
+        problems = cls(name, own_seed, size, given, extract)
         problems.dataset("check", 1)
         return problems
 
@@ -133,16 +140,34 @@ class Problems:
         return int.from_bytes(digest[:4], "big") >> 1
 
 
-def make_reward(name: str, options: Mapping[str, Any]) -> Callable[..., list[float]]:
+def whole(completion: str) -> str:
+    """The completion without white space around it."""
+    return completion.strip()
+
+
+def last_number(completion: str) -> str:
+    """The last decimal number of the completion; empty if there is none."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", completion)
+    return found[-1].rstrip(",") if found else ""
+
+
+EXTRACTORS: Mapping[str, Callable[[str], str]] = {"whole": whole, "last_number": last_number}
+
+
+def make_reward(
+    name: str, options: Mapping[str, Any], extract: str = "whole"
+) -> Callable[..., list[float]]:
     """The data set's own scorer as a reward function; runs in the reward process.
 
-    What is scored is the completion without white space around it, nothing is extracted. An
-    answer that makes the scorer fail (many parse it without checks) gets 0.
+    An answer that makes the scorer fail (many parse it without checks) gets 0. Many scorers give
+    a part of the reward where the right answer is only a part of what they are given.
 
     Args:
         name: of the data set.
         options: that it was made with; the scorers of some depend on them.
+        extract: which part of a completion they are given, one of `EXTRACTORS`.
     """
+    answer_of = EXTRACTORS[extract]
     dataset = Problems(name, 0, 1, options).dataset("score", 1)
 
     def score(answer: str, entry: Any) -> float:
@@ -155,7 +180,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Callable[..., list[flo
     def reward(completions: Sequence[str], entry: Sequence[Any]) -> list[float]:
         """One reward a completion."""
         pairs = zip(completions, entry, strict=True)
-        return [score(text.strip(), untagged(item)) for text, item in pairs]
+        return [score(answer_of(text), untagged(item)) for text, item in pairs]
 
     return reward
 

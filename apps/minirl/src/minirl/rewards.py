@@ -142,6 +142,10 @@ def _reasoning_gym_scorer(
     from minirl.reasoning_gym_task import Problems, tagged
 
     problems = Problems.from_config(value, seed=0)
-    arguments = {"name": problems.name, "options": dict(problems.options)}
+    arguments = {
+        "name": problems.name,
+        "options": dict(problems.options),
+        "extract": problems.extract,
+    }
     target = Target(name="make_reward", module="minirl.reasoning_gym_task", arguments=arguments)
     return FunctionScorer(target, timeout_s, log_path, encode_column=tagged)
