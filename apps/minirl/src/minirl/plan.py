@@ -221,8 +221,10 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
 
 def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     rollout = config.rollout
+    if rollout.local_path not in (None, config.actor.model_config.local_path):
+        model_path, _ = resolve_model(rollout.local_path)
     return {
-        "local_path": rollout.local_path or str(model_path),
+        "local_path": str(model_path),
         "dtype": rollout.dtype,
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "kv_cache_memory_gb": rollout.kv_cache_memory_gb,
