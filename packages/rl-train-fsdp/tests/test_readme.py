@@ -30,3 +30,12 @@ def test_the_options_exist():
     sections = {item.name: item.type for item in dataclasses.fields(FsdpConfig)}
     for section, key in re.findall(r"\| `(\w+)\.(\w+)` \|", README):
         assert key in {item.name for item in dataclasses.fields(sections[section])}
+
+
+def test_the_benchmark_runs():
+    command = re.search(r"uv run python packages/rl-train-fsdp/(benchmarks/\S+) tiny", README)
+    script = Path(__file__).parents[1] / command[1]
+    short = [sys.executable, str(script), "tiny", "--samples", "4", "--steps", "1", "--ranks", "1"]
+    done = subprocess.run(short, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"log_prob_s=\d\.\d{3} update_s=\d\.\d{3} stream_s=\d\.\d{3}", done.stdout)
