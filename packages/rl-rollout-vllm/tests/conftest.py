@@ -23,6 +23,8 @@ PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 2
 START_S = 240.0
 CALL_S = 60.0
+WHOLE_RUN = 200
+"""A run of more tests than this needs all engines."""
 SHAPE = {
     "vocab_size": 80,
     "hidden_size": 64,
@@ -102,7 +104,7 @@ def _weight_set(kind, tensors):
 class Started:
     """One running replica with its adapters."""
 
-    def __init__(self, path, tp_size, log_dir, **settings):
+    def __init__(self, path, log_dir, tp_size=1, **settings):
         self.config = VllmConfig(
             local_path=str(path),
             dtype="float32",
@@ -145,25 +147,50 @@ class Started:
         self.adapters[0].commit(manifest.version, CALL_S)
 
 
+ENGINES = {
+    "dense": {},
+    "moe": {},
+    "tied": {"tp_size": 2, "cpu_packed_weights": True},
+}
+"""The engines that are started: every kind of model once."""
+
+
+class Engines:
+    """Starts replicas on demand, each once, and ends them."""
+
+    def __init__(self, start):
+        self._start = start
+        self._threads = ThreadPoolExecutor(2)
+        self._starting = {}
+
+    def prepare(self, *kinds):
+        """Begin to start several, two at a time: coming up is mostly importing."""
+        for kind in kinds:
+            if kind not in self._starting:
+                self._starting[kind] = self._threads.submit(self._start, kind)
+
+    def __call__(self, kind):
+        self.prepare(kind)
+        return self._starting[kind].result(START_S)
+
+    def end(self, *kinds):
+        for kind in kinds or list(self._starting):
+            self._starting.pop(kind).result(START_S).replica.shutdown(30)
+
+
 @pytest.fixture(scope="session")
-def engines(model_dirs, tmp_path_factory):
-    """Starts replicas on demand, each once, and ends them with the run."""
-    running = {}
+def engines(request, model_dirs, tmp_path_factory):
+    """One engine for every kind of model."""
+    logs = {kind: tmp_path_factory.mktemp(f"{kind}-logs") for kind in KINDS}
 
-    def start(kind, tp_size=1, **settings):
-        key = (kind, tp_size, tuple(sorted(settings.items())))
-        if key not in running:
-            log_dir = tmp_path_factory.mktemp("logs")
-            running[key] = Started(model_dirs[kind][0], tp_size, log_dir, **settings)
-        return running[key]
+    def start(kind):
+        return Started(model_dirs[kind][0], logs[kind], **ENGINES[kind])
 
-    def end(kind, tp_size=1, **settings):
-        running.pop((kind, tp_size, tuple(sorted(settings.items())))).replica.shutdown(30)
-
-    start.end = end
-    yield start
-    for started in running.values():
-        started.replica.shutdown(30)
+    engines = Engines(start)
+    if len(request.session.items) > WHOLE_RUN:
+        engines.prepare(*KINDS)
+    yield engines
+    engines.end()
 
 
 @pytest.fixture(scope="session")
@@ -202,8 +229,8 @@ def ask():
 def under_test(engines, weight_sets, save):
     """What the contract kit wants to know of a replica."""
 
-    def make(kind, tp_size=1, **settings):
-        started = engines(kind, tp_size, **settings)
+    def make(kind):
+        started = engines(kind)
         first, second = weight_sets[kind]
         return RolloutUnderTest(
             started.adapters,

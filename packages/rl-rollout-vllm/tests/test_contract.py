@@ -34,8 +34,8 @@ class TestMixtureOfExperts(RolloutAdapterContract):
         return under_test("moe")
 
 
-class TestTiedPacked(RolloutAdapterContract):
-    """Tied embeddings, all linear layers packed: vLLM's own way of serving on cpu."""
+class TestTiedPackedOnTwoRanks(RolloutAdapterContract):
+    """Tied embeddings, linear layers packed as vLLM does on cpu, each rank fed by an adapter."""
 
     lacks: ClassVar = ELSEWHERE | {
         RolloutCapability.FREES_WEIGHTS: "packed copies are no parameters and cannot be freed"
@@ -43,14 +43,4 @@ class TestTiedPacked(RolloutAdapterContract):
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test):
-        return under_test("tied", cpu_packed_weights=True)
-
-
-class TestTensorParallel(RolloutAdapterContract):
-    """Two ranks, each fed by an adapter of its own."""
-
-    lacks: ClassVar = ELSEWHERE
-
-    @pytest.fixture(scope="class")
-    def rollout(self, under_test):
-        return under_test("tied", tp_size=2)
+        return under_test("tied")

@@ -39,17 +39,9 @@ def answers(ask, started):
 # -- patches: each is needed, and would be noticed if vLLM no longer needed it
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "patch"),
-    [
-        ("moe", {}, "moe_repack"),
-        ("tied", {"cpu_packed_weights": True}, "tied_head_repack"),
-    ],
-)
-def test_without_its_patch_the_update_is_silently_wrong(
-    engines, weight_sets, ask, kind, settings, patch
-):
-    started = engines(kind, **settings)
+@pytest.mark.parametrize(("kind", "patch"), [("moe", "moe_repack"), ("tied", "tied_head_repack")])
+def test_without_its_patch_the_update_is_silently_wrong(engines, weight_sets, ask, kind, patch):
+    started = engines(kind)
     first, second = weight_sets[kind]
     started.sync(second)
     right = answers(ask, started)
@@ -75,7 +67,7 @@ def test_live_linear_weights_are_what_is_served(dense, ask):
 
 def test_packed_linear_weights_are_not(engines, weight_sets, ask):
     """What `unpacked_linear` is for: stock vLLM goes on answering from its copies."""
-    started = engines("tied", cpu_packed_weights=True)
+    started = engines("tied")
     started.sync(weight_sets["tied"][0])
     assert started.adapters[0].release(["weights"], 30) == {"weights": 0}
     started.sync(weight_sets["tied"][0])

@@ -17,12 +17,6 @@ from rl_core.trajectory import SamplingParams
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
-ENGINES = {
-    "dense": ("dense", 1, {}),
-    "moe": ("moe", 1, {}),
-    "tied-packed": ("tied", 1, {"cpu_packed_weights": True}),
-    "tied-tp2": ("tied", 2, {}),
-}
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +38,11 @@ def stock(model_dirs, prompts, tmp_path_factory):
     return {kind: answers[directory] for kind, directory in directories.items()}
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=["dense", "moe", "tied"])
 def warm(request, engines, weight_sets):
-    """An engine that served A and was then taken to B."""
-    kind, tp_size, settings = ENGINES[request.param]
-    started = engines(kind, tp_size, **settings)
+    """An engine that served A and was then taken to B; `tied` is packed and has two ranks."""
+    kind = request.param
+    started = engines(kind)
     for weights in weight_sets[kind]:
         started.sync(weights)
     return kind, started

@@ -6,6 +6,7 @@ The engines that end here are not used by later tests.
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -55,31 +56,13 @@ def _zombie(process):
         return True
 
 
-def test_an_orderly_end_leaves_nothing(engines):
-    started = engines("moe")
-    remains = Remains(started)
-    assert set(remains.workers) <= {process.pid for process in remains.processes}
-    started.replica.shutdown(30)
-    remains.assert_gone()
-    started.replica.shutdown(30)  # idempotent
-    with pytest.raises(LifecycleError):
-        _ = started.replica.address
-    engines.end("moe")
-
-
-def test_a_killed_server_takes_both_ranks_and_the_core_with_it(engines):
-    started = engines("tied", 2)
+def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(engines, weight_sets):
+    """Both ranks and the engine's core end, and so do the adapters, with a named error."""
+    started = engines("tied")
+    started.sync(weight_sets["tied"][0])
     remains = Remains(started)
     assert len(remains.processes) >= 4  # server, engine core, two workers
-    os.kill(started.state()["pid"], signal.SIGKILL)
-    remains.assert_gone()
-    engines.end("tied", 2)
-
-
-def test_a_server_that_dies_in_the_middle_of_an_update_ends_the_adapter_too(engines, weight_sets):
-    started = engines("dense")
-    remains = Remains(started)
-    weights = weight_sets["dense"][1]
+    weights = weight_sets["tied"][1]
     pid = started.state()["pid"]
 
     def deadly():
@@ -90,20 +73,37 @@ def test_a_server_that_dies_in_the_middle_of_an_update_ends_the_adapter_too(engi
 
     manifest = weights.manifest(started.next_version())
     begun = time.monotonic()
-    with pytest.raises(TransferError):
-        started.adapters[0].update_weights(deadly(), manifest, Deadline.after(60))
+    with ThreadPoolExecutor(2) as threads:
+        updates = [
+            threads.submit(adapter.update_weights, deadly(), manifest, Deadline.after(60))
+            for adapter in started.adapters
+        ]
+        errors = [update.exception(60) for update in updates]
     assert time.monotonic() - begun < 30
+    assert all(isinstance(error, TransferError) for error in errors), errors
     remains.assert_gone()
-    engines.end("dense")
+    engines.end("tied")
 
 
-def test_a_dead_engine_fences_the_replica(engines, prompts, ask):
+def test_a_dead_engine_fences_the_replica(engines):
     """The server survives its engine, refuses requests, and says what to do."""
-    started = engines("tied", cpu_packed_weights=True)
+    started = engines("moe")
     os.kill(started.state()["workers"][0]["pid"], signal.SIGKILL)
     end = time.monotonic() + GONE_S
     while started.state()["phase"] != "fenced" and time.monotonic() < end:
         time.sleep(0.1)
     assert "died" in started.state()["reason"]
     assert started.adapters[0].committed_version(10) is None
-    engines.end("tied", cpu_packed_weights=True)
+    engines.end("moe")
+
+
+def test_an_orderly_end_leaves_nothing(engines):
+    started = engines("dense")
+    remains = Remains(started)
+    assert set(remains.workers) <= {process.pid for process in remains.processes}
+    started.replica.shutdown(30)
+    remains.assert_gone()
+    started.replica.shutdown(30)  # idempotent
+    with pytest.raises(LifecycleError):
+        _ = started.replica.address
+    engines.end("dense")

@@ -23,9 +23,10 @@ def test_the_program_updates_and_generates(model_dirs, tmp_path):
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    report, completions = done.stdout.strip().splitlines()[-2:]
-    assert "LoadReport" in report
-    assert "version=PolicyVersion(epoch=1, step=0), start=0" in completions
+    assert re.search(
+        r"^LoadReport\(version=PolicyVersion\(epoch=1, step=0\)", done.stdout, re.MULTILINE
+    )
+    assert "VersionSpan(version=PolicyVersion(epoch=1, step=0), start=0, end=8)" in done.stdout
 
 
 def test_every_setting_of_the_table_exists():

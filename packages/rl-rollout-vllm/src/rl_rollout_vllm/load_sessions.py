@@ -17,6 +17,7 @@ from rl_core.errors import ManifestMismatchError, WeightSyncError
 from rl_core.metadata import nearest
 from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.bucket_receiver import Arrival
+from rl_rollout_vllm.copy_ledger import CopyLedger, Shares
 from rl_rollout_vllm.server_args import TRANSFER_BACKEND
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class BracketedSession:
 
     def begin(self) -> None:
         """Open the session."""
+        self._shares = _shares(self._worker)
         self._worker.start_weight_update()
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
@@ -108,16 +110,17 @@ class BracketedSession:
 
         vLLM keeps references to them until their layer is complete, which is longer than a
         transfer buffer stays as it is.
+
+        Errors: ManifestMismatchError naming a tensor that does not fit the model.
         """
-        batch = [
-            (arrival.meta.name, arrival.tensor.clone() if arrival.lent else arrival.tensor)
-            for arrival in arrivals
-        ]
+        batch = [(arrival.meta.name, _owned(arrival)) for arrival in arrivals]
         named = Named(batch)
-        try:
-            self._worker.update_weights({"tensors": named})
-        except LOADER_ERRORS as error:
-            raise named.refusal(error, self._model) from error
+        with CopyLedger(batch, meta_only=True) as ledger:
+            try:
+                self._worker.update_weights({"tensors": named})
+            except LOADER_ERRORS as error:
+                raise named.refusal(error, self._model) from error
+        self._shares.check(batch, ledger)
 
     def finish(self) -> None:
         """Close the session; every layer must be complete."""
@@ -150,14 +153,18 @@ class PlainSession:
             )
             raise WeightSyncError(msg)
         self._loaded = set()
+        self._shares = _shares(self._worker)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
         """Load some tensors."""
-        named = Named([(arrival.meta.name, arrival.tensor) for arrival in arrivals])
-        try:
-            loaded = self._model.load_weights(named)
-        except LOADER_ERRORS as error:
-            raise named.refusal(error, self._model) from error
+        batch = [(arrival.meta.name, _owned(arrival)) for arrival in arrivals]
+        named = Named(batch)
+        with CopyLedger(batch, meta_only=False) as ledger:
+            try:
+                loaded = self._model.load_weights(named)
+            except LOADER_ERRORS as error:
+                raise named.refusal(error, self._model) from error
+        self._shares.check(batch, ledger)
         if loaded is None:
             self._loaded = None
         elif self._loaded is not None:
@@ -176,6 +183,20 @@ class PlainSession:
 
     def abandon(self) -> None:
         """Nothing to undo: parameters keep what was written."""
+
+
+def _owned(arrival: Arrival) -> Tensor:
+    """The tensor in memory of its own, which tells it from the others while it is loaded."""
+    tensor = arrival.tensor
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.clone() if arrival.lent or not alone else tensor
+
+
+def _shares(worker: Any) -> Shares:
+    hf_config = worker.model_config.hf_text_config
+    tied = getattr(hf_config, "tie_word_embeddings", False)
+    ranks = worker.parallel_config.tensor_parallel_size
+    return Shares(worker.model_runner.model, ranks, ["lm_head.weight"] if tied else [])
 
 
 class Named:

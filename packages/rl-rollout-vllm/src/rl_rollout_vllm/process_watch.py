@@ -5,11 +5,13 @@ vLLM's own processes notice the death of their parent only at the next message, 
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 POLL_S = 0.5
 
@@ -29,12 +31,24 @@ def end_with(pid: int, scratch: str | None = None) -> None:
 
 def _watch(pid: int, scratch: str | None, victims: list[int]) -> None:
     _wait_for_end(pid)
+    for name in _own_segments():
+        with contextlib.suppress(OSError):
+            os.unlink(name)
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     for victim in victims:
         # A parent that has ended already was replaced by a reaper, which is not ours to end.
         if victim in (os.getpid(), os.getppid()):
             os.kill(victim, signal.SIGKILL)
+
+
+def _own_segments() -> set[str]:
+    """Shared memory of vLLM's message queues and CPU collectives that this process maps.
+
+    Their creators remove them in an orderly end only.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    return set(re.findall(r"/dev/shm/(?:psm_|vllm_dist_)\S+", maps))
 
 
 def _wait_for_end(pid: int) -> None:

@@ -1,0 +1,106 @@
+"""Finds tensors that vLLM's weight loaders cut short or leave out without a word.
+
+A loader takes this rank's part of a tensor by slicing, so that a tensor with too many rows loads
+"successfully", and passes over some names. While a batch is loaded, the ledger counts how many
+elements of each tensor are copied into parameters. A rank takes a whole tensor, or the n-th part
+of it where n divides the number of ranks; anything else is a tensor of another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from rl_core.errors import ManifestMismatchError
+
+Batch = Sequence[tuple[str, Tensor]]
+
+DERIVED = ("rotary_emb.inv_freq",)
+"""Ends of names that old checkpoints carry and every engine computes itself."""
+
+
+class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
+    """Counts elements copied from each tensor of a batch, while it is the active mode.
+
+    Attributes:
+        copied: elements by tensor name.
+        unknown: elements copied from memory that is no tensor of the batch (a loader transformed
+            a tensor first).
+    """
+
+    def __init__(self, batch: Batch, meta_only: bool) -> None:
+        """Watch `batch`; with `meta_only`, copies into meta tensors (vLLM's first, dry pass)."""
+        super().__init__()
+        self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in batch}
+        self._meta_only = meta_only
+        self.copied = dict.fromkeys(self._names.values(), 0)
+        self.unknown = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note a copy, and carry it out."""
+        del types
+        if func is torch.ops.aten.copy_.default and (args[0].is_meta or not self._meta_only):
+            self._note(args[0], args[1])
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, target: Tensor, source: Tensor) -> None:
+        name = None if source.is_meta else self._names.get(source.untyped_storage().data_ptr())
+        if name is None:
+            self.unknown += target.numel()
+        else:
+            self.copied[name] += target.numel()
+
+
+class Shares:
+    """What part of a tensor one rank may take."""
+
+    def __init__(self, model: nn.Module, ranks: int, skipped: Iterable[str]) -> None:
+        """Look at a model before its update.
+
+        Args:
+            model: this rank's model.
+            ranks: tensor-parallel ranks.
+            skipped: names that the engine leaves out for good reason (tied output heads).
+        """
+        self._ranks = ranks
+        self._skipped = frozenset(skipped)
+        self._vocabulary = {
+            int(layer.shard_indices.num_org_elements) * int(layer.embedding_dim)
+            for layer in model.modules()
+            if isinstance(layer, VocabParallelEmbedding)
+        }
+
+    def check(self, batch: Batch, ledger: CopyLedger) -> None:
+        """ManifestMismatchError naming the first tensor that was cut short or left out."""
+        for name, tensor in batch:
+            copied = ledger.copied[name]
+            if copied == 0 and tensor.numel() and not ledger.unknown:
+                self._check_skipped(name)
+            elif copied and not self._fits(tensor.numel(), copied):
+                msg = (
+                    f"tensor {name!r} of shape {tuple(tensor.shape)} does not fit the engine's "
+                    f"model: rank took {copied} of {tensor.numel()} elements"
+                )
+                raise ManifestMismatchError(msg)
+
+    def _check_skipped(self, name: str) -> None:
+        if name not in self._skipped and not name.endswith(DERIVED):
+            raise ManifestMismatchError(f"the engine loads no part of tensor {name!r}")
+
+    def _fits(self, whole: int, copied: int) -> bool:
+        if copied in self._vocabulary:  # padded; the loader itself has compared the rows
+            return True
+        if copied % whole == 0:  # whole, into one or several parameters
+            return True
+        return whole % copied == 0 and self._ranks % (whole // copied) == 0
