@@ -459,3 +459,43 @@ def test_a_device_that_is_not_there_is_named(models):
     engine = FsdpTrainEngine(FsdpConfig(ModelConfig(str(models("dense")))), RankPlace(device="tpu"))
     with pytest.raises(ConfigError, match="'tpu'"):
         engine.initialize()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_reference_stays_where_the_policy_was_loaded(
+    world, ranks, models, settings, make_samples
+):
+    samples = make_samples(6)
+    shares = split(samples, world)
+    config = settings(models("tied"), world, loss={"kl_coef": 0.1})
+
+    def script(rank):
+        carrying = [
+            msgspec.structs.replace(sample, ref_log_probs=[-1.0] * len(sample.response_ids))
+            for sample in shares[rank]
+        ]
+        return [
+            ("initialize",),
+            ("compute_log_prob", shares[rank]),
+            ("update_policy", carrying),
+            ("compute_log_prob", shares[rank]),
+            ("compute_ref_log_prob", shares[rank]),
+            ("compute_log_prob", shares[rank]),
+        ]
+
+    for result in ranks.run(world, config, script):
+        loaded, trained, reference, again = result[1], result[3], result[4], result[5]
+        assert reference == [score.log_probs for score in loaded]
+        assert trained != loaded
+        assert again == trained
+
+
+def test_without_a_kl_term_there_is_no_reference(models, free_port):
+    config = FsdpConfig(ModelConfig(str(models("tied"))), EngineConfig(dtype="float32"))
+    engine = FsdpTrainEngine(config, RankPlace(master_port=free_port()))
+    engine.initialize()
+    try:
+        with pytest.raises(LifecycleError, match="kl_coef"):
+            engine.compute_ref_log_prob([])
+    finally:
+        engine.shutdown()

@@ -85,6 +85,8 @@ class Trainer:
             self._release(step)
         with self._phase(timer, step, "old_log_prob"):
             old = self._compute_log_probs(batch)
+        with self._phase(timer, step, "ref"):
+            batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
             update = self._update(batch, old)
         with self._phase(timer, step, "save"):
@@ -137,6 +139,21 @@ class Trainer:
             timeout_s=STEP_TIMEOUT_S,
         )
         return gather(dealt, results)
+
+    def _with_reference(self, batch: Sequence[TrainSample]) -> list[TrainSample]:
+        """Samples with the reference's log-probabilities, if a KL term needs them."""
+        if self._config.algorithm.kl_coef == 0:
+            return list(batch)
+        dealt = self._deal(batch)
+        results = self._system.workers.call_each(
+            "compute_ref_log_prob",
+            lambda rank: ([batch[position] for position in dealt[rank]],),
+            timeout_s=STEP_TIMEOUT_S,
+        )
+        return [
+            msgspec.structs.replace(sample, ref_log_probs=log_probs)
+            for sample, log_probs in zip(batch, gather(dealt, results), strict=True)
+        ]
 
     def _update(self, batch: Sequence[TrainSample], old: Sequence[LogProbs]) -> dict[str, float]:
         batch = [

@@ -9,6 +9,7 @@ from typing import Any
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core import plugins
 from rl_core.deadlines import Deadline
+from rl_core.errors import ConfigError
 from rl_core.interfaces import (
     BucketLease,
     Handle,
@@ -16,6 +17,7 @@ from rl_core.interfaces import (
     LoadReport,
     RankPlace,
     RolloutAdapter,
+    SupportsReference,
     TensorStream,
     TrainEngine,
 )
@@ -59,7 +61,17 @@ class ActorWorker:
 
     def compute_log_prob(self, samples: Sequence[TrainSample]) -> list[LogProbs]:
         """Log-probabilities of this rank's samples under the current policy."""
+        self.engine.onload()
         return self.engine.compute_log_prob(samples)
+
+    def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Log-probabilities of this rank's samples under the frozen reference."""
+        engine = self.engine
+        if not isinstance(engine, SupportsReference):
+            msg = f"algorithm.kl_coef: {type(engine).__name__} keeps no reference policy"
+            raise ConfigError(msg)
+        engine.onload()
+        return engine.compute_ref_log_prob(samples)
 
     def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
         """One iteration on this rank's samples."""

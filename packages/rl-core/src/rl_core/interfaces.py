@@ -527,6 +527,15 @@ class RolloutBackend:
 
 
 @runtime_checkable
+class SupportsReference(Protocol):
+    """A train engine that keeps the policy as it was loaded, for a KL term."""
+
+    def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Log-probabilities of this rank's samples under the frozen reference. Collective."""
+        ...
+
+
+@runtime_checkable
 class SupportsFileCheck(Protocol):
     """A backend configuration that can tell early whether its files are usable."""
 

@@ -19,6 +19,7 @@ from rl_train_fsdp.optimizer import ShardedAdamW
 from rl_train_fsdp.policy import Policy
 from rl_train_fsdp.pretrained import PretrainedWriter
 from rl_train_fsdp.process_group import ProcessGroup, collective
+from rl_train_fsdp.reference import Reference
 from rl_train_fsdp.samples import check_columns, check_sequences
 from rl_train_fsdp.scoring import score
 from rl_train_fsdp.shard_loading import check_complete, load_shards, unused_names
@@ -75,6 +76,17 @@ class FsdpTrainEngine(TrainEngine):
         check_sequences(samples, parts.vocab_size)
         with collective("compute_log_prob"):
             return score(parts.policy, parts.group, samples, limit, parts.device)
+
+    def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Log-probabilities under the policy as it was loaded. Collective.
+
+        LifecycleError unless `loss.kl_coef` is above 0: no reference is kept otherwise.
+        """
+        parts = self._ready()
+        if parts.reference is None:
+            raise LifecycleError("there is no reference policy; set loss.kl_coef above 0")
+        with parts.reference.in_place():
+            return [scored.log_probs for scored in self.compute_log_prob(samples)]
 
     def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
         """One iteration on this rank's samples; metrics over all ranks. Collective.
@@ -197,6 +209,7 @@ class _Parts:
             enable_gradient_checkpointing(model)
         self._shard(config, conversions)
         self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
+        self.reference = Reference(self.policy) if config.loss.kl_coef > 0 else None
         self.policy.check_head(self.device)
         reshard(self.policy)
         wire = config.engine.wire_dtype
