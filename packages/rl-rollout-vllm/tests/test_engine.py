@@ -65,8 +65,8 @@ def test_live_linear_weights_are_what_is_served(dense, ask):
     assert answers(ask, dense) != before
 
 
-def test_packed_linear_weights_are_not(engines, weight_sets, ask):
-    """What `unpacked_linear` is for: stock vLLM goes on answering from its copies."""
+def test_packed_weights_cannot_be_released(engines, weight_sets, ask):
+    """One of the reasons for `unpacked_linear`: nobody can reach the packed copies."""
     started = engines("tied")
     started.sync(weight_sets["tied"][0])
     assert started.adapters[0].release(["weights"], 30) == {"weights": 0}

@@ -3,6 +3,7 @@
 The engines that end here are not used by later tests.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -68,7 +69,8 @@ def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(eng
     def deadly():
         stream = leases(weights.entries(), 2)
         yield next(stream)
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the other rank's stream was faster
+            os.kill(pid, signal.SIGKILL)
         yield from stream
 
     manifest = weights.manifest(started.next_version())
