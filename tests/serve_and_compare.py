@@ -8,21 +8,16 @@ directory; transformers on the same directory. Each gives greedy tokens and thei
 
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
 
-from minirl.business_log import ConsoleHandler, LogServer, attach
-from minirl.config import load_config
-from minirl.plan import make_plan
-from minirl.process_tree import become_subreaper, end_descendants
-from minirl.ray_cluster import ray_session
-from minirl.run_output import RunOutput
-from minirl.system import RLSystem
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rl_harness import started_system
+
+from minirl.process_tree import end_descendants
 from minirl.tiny_model import build_tiny_model
-from minirl.worker_process import ProcessSettings
-from rl_core.channel import new_key
 from rl_core.trajectory import GenerateRequest, SamplingParams, TrainSample
 from rl_core.versions import PolicyVersion
 
@@ -46,35 +41,20 @@ def main() -> None:
 
 def serve(directory: Path, model: Path, saved: Path, tp_size: int) -> list[Any]:
     """Update and sync a few times; then the engine's answers, and the actor's saved weights."""
-    config = load_config(
-        [
-            f"actor.model_config.local_path={model}",
-            f"rollout.tensor_model_parallel_size={tp_size}",
-            "rollout.max_completion_length=64",
-            "algorithm.ppo_mini_batch_size=2",
-        ]
-    )
-    plan = make_plan(config)
-    become_subreaper()
-    attach(ConsoleHandler())
-    log_server = LogServer(new_key(), None)
-    settings = ProcessSettings(str(directory / "logs"), log_server.address)
-    with (
-        ray_session(config.cluster, plan.device, plan.actor_world),
-        RunOutput(directory, config) as output,
-    ):
-        system = RLSystem(plan, settings)
-        try:
-            system.start(output, secrets.token_hex(4))
-            system.weight_sync.sync(PolicyVersion(1, 0), "initial")
-            for step in range(1, SYNCS):
-                system.weight_sync.release()
-                system.workers.call("update_policy", samples(step), timeout_s=60)
-                system.weight_sync.sync(PolicyVersion(1, step), "trained")
-            completions = system.rollout.generate(requests())
-            system.workers.call("save_pretrained", str(saved), timeout_s=60)
-        finally:
-            system.shutdown()
+    with started_system(
+        directory,
+        f"actor.model_config.local_path={model}",
+        f"rollout.tensor_model_parallel_size={tp_size}",
+        "rollout.max_completion_length=64",
+        "algorithm.ppo_mini_batch_size=2",
+    ) as system:
+        system.weight_sync.sync(PolicyVersion(1, 0), "initial")
+        for step in range(1, SYNCS):
+            system.weight_sync.release()
+            system.workers.call("update_policy", samples(step), timeout_s=60)
+            system.weight_sync.sync(PolicyVersion(1, step), "trained")
+        completions = system.rollout.generate(requests())
+        system.workers.call("save_pretrained", str(saved), timeout_s=60)
     return [[completion.token_ids, completion.log_probs] for completion in completions]
 
 
