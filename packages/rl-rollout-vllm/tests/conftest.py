@@ -108,7 +108,7 @@ class Started:
         self.config = VllmConfig(
             local_path=str(path),
             dtype="float32",
-            tensor_parallel_size=tp_size,
+            tensor_model_parallel_size=tp_size,
             kv_cache_memory_gb=0.0625,
             bucket_megabytes=0.05,
             log_dir=str(log_dir),

@@ -22,7 +22,7 @@ def path(tmp_path):
     [
         ("dtype", "torch.bfloat16"),
         ("dtype", "float64"),
-        ("tensor_parallel_size", 0),
+        ("tensor_model_parallel_size", 0),
         ("gpu_memory_utilization", 1.5),
         ("gpu_memory_utilization", 0.0),
         ("kv_cache_memory_gb", -1.0),

@@ -40,7 +40,7 @@ def test_the_backend_is_found_by_its_entry_point(model_dirs):
     config = build_config(
         load_object(backend.config_cls), {"local_path": str(model_dirs["dense"][0])}, "rollout"
     )
-    assert config.tensor_parallel_size == 1
+    assert config.tensor_model_parallel_size == 1
     assert issubclass(load_object(backend.adapter), RolloutAdapter)
 
 

@@ -229,7 +229,7 @@ def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "kv_cache_memory_gb": rollout.kv_cache_memory_gb,
         "free_cache_engine": rollout.free_cache_engine,
-        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
         "max_model_len": config.data.max_prompt_length + rollout.max_completion_length,
         "bucket_megabytes": config.checkpoint_engine.update_weights_bucket_megabytes,
         "engine_kwargs": rollout.engine_kwargs,

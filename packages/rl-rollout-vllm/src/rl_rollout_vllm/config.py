@@ -15,7 +15,7 @@ OWN_ENGINE_ARGS = {
     "dtype": "dtype",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "kv_cache_memory_bytes": "kv_cache_memory_gb",
-    "tensor_parallel_size": "tensor_parallel_size",
+    "tensor_parallel_size": "tensor_model_parallel_size",
     "max_model_len": "max_model_len",
     "load_format": "load_format",
     "seed": "seed",
@@ -40,7 +40,7 @@ class VllmConfig:
     dtype: str = "bfloat16"
     """Precision of the engine's weights and activations: float32, bfloat16 or float16."""
 
-    tensor_parallel_size: int = 1
+    tensor_model_parallel_size: int = 1
     """Ranks of the engine."""
 
     gpu_memory_utilization: float = 0.6
@@ -116,7 +116,7 @@ class VllmConfig:
 
     def _check_ranges(self) -> None:
         positive = {
-            "tensor_parallel_size": self.tensor_parallel_size,
+            "tensor_model_parallel_size": self.tensor_model_parallel_size,
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "kv_cache_memory_gb": self.kv_cache_memory_gb,
             "max_model_len": self.max_model_len,

@@ -18,9 +18,9 @@ class VllmReplica(Replica):
     """Starts a `VllmServer` through a launcher. Runs in the controller's process."""
 
     def __init__(self, config: VllmConfig, launcher: Launcher, placement: Placement) -> None:
-        if placement.tp_size != config.tensor_parallel_size:
+        if placement.tp_size != config.tensor_model_parallel_size:
             msg = (
-                f"rollout.tensor_parallel_size={config.tensor_parallel_size}, but the placement "
+                f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}, but the placement "
                 f"has {placement.tp_size} ranks"
             )
             raise ConfigError(msg)

@@ -50,7 +50,7 @@ def _common(config: VllmConfig) -> dict[str, Any]:
         "model": str(path),
         "dtype": config.dtype,
         "seed": config.seed,
-        "tensor_parallel_size": config.tensor_parallel_size,
+        "tensor_parallel_size": config.tensor_model_parallel_size,
         "max_model_len": config.max_model_len,
         "load_format": config.load_format,
         "skip_tokenizer_init": not any((path / name).exists() for name in TOKENIZER_FILES),
