@@ -18,10 +18,11 @@ class VllmReplica(Replica):
     """Starts a `VllmServer` through a launcher. Runs in the controller's process."""
 
     def __init__(self, config: VllmConfig, launcher: Launcher, placement: Placement) -> None:
-        if placement.tp_size != config.tensor_model_parallel_size:
+        tp_size = config.tensor_model_parallel_size
+        if placement.tp_size != tp_size:
             msg = (
-                f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}, but the placement "
-                f"has {placement.tp_size} ranks"
+                f"rollout.tensor_model_parallel_size={tp_size}, but the placement has "
+                f"{placement.tp_size} ranks"
             )
             raise ConfigError(msg)
         if placement.nnodes != 1:
