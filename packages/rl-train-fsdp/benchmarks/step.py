@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 import transformers
 
@@ -90,9 +91,13 @@ def run_rank(place: RankPlace, options: argparse.Namespace, path: str) -> None:
     samples = make_samples(CASES[options.case], options.samples // place.world_size, place.rank)
     for _ in range(options.steps):
         marks = [time.perf_counter()]
-        engine.compute_log_prob(samples)
+        scores = engine.compute_log_prob(samples)
         marks.append(time.perf_counter())
-        engine.update_policy(samples)
+        scored = [
+            msgspec.structs.replace(sample, old_log_probs=score.log_probs)
+            for sample, score in zip(samples, scores, strict=True)
+        ]
+        engine.update_policy(scored)
         marks.append(time.perf_counter())
         for _meta, _tensor in engine.get_per_tensor_param():
             pass
