@@ -7,6 +7,7 @@ the end of the block. Blocks are short: a long wait is a loop of short ones.
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -41,7 +42,10 @@ def received() -> int | None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Hold an interruption back until the end of the block. Main thread."""
+    """Hold an interruption back until the end of the block; no effect in other threads."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _state.depth += 1
     try:
         yield

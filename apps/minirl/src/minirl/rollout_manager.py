@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from minirl.resource_pool import Bundle, ResourcePool
@@ -45,20 +46,25 @@ class RolloutManager:
         self._leaders: list[RolloutAdapter] = []
         self.tp_size = int(config["tensor_model_parallel_size"])
 
-    def start(
-        self, pool: ResourcePool, world_size: int, mode: RolloutMode, timeout_s: float
-    ) -> None:
-        """Start all replicas and wait until every server answers."""
+    def create(self, pool: ResourcePool, world_size: int, mode: RolloutMode) -> None:
+        """Create the replicas and let their processes import the engine in the background."""
         replica_cls = plugins.load_object(self.backend.replica)
-        adapter_cls = plugins.load_object(self.backend.adapter)
-        deadline = Deadline.after(timeout_s)
         for rank in range(world_size // self.tp_size):
             bundles = pool.bundles[rank * self.tp_size : (rank + 1) * self.tp_size]
             placement = _placement(rank, bundles, mode, pool.device)
             replica = replica_cls(self._typed_config, self._launcher, placement)
             self._replicas.append(replica)
-            replica.start(deadline)
-            self._leaders.append(adapter_cls(replica.server, 0, self._typed_config))
+            replica.warm_up()
+
+    def start(self, timeout_s: float) -> None:
+        """Start all replicas and wait until every server answers."""
+        adapter_cls = plugins.load_object(self.backend.adapter)
+        deadline = Deadline.after(timeout_s)
+        with ThreadPoolExecutor(len(self._replicas)) as pool:
+            starting = [pool.submit(replica.start, deadline) for replica in self._replicas]
+            for start in starting:
+                start.result()
+        self._leaders = [adapter_cls(r.server, 0, self._typed_config) for r in self._replicas]
         _logger.info(
             "Rollout servers ready: %s",
             kv(

@@ -54,6 +54,7 @@ class RLSystem:
         """Start everything; no weights have been published yet."""
         _logger.info("Trainer initialized. Initializing workers and rollout servers...")
         self._reserve()
+        self._create_rollout()
         self._start_actors()
         self._start_rollout()
         _logger.info("[Init] Initializing checkpoint engine manager.")
@@ -107,13 +108,17 @@ class RLSystem:
             timeout_s=INIT_TIMEOUT_S,
         )
 
+    def _create_rollout(self) -> None:
+        """Servers import their engine while the actors load the model."""
+        rollout = self._config.rollout
+        launcher = RayLauncher(self._settings)
+        self.rollout = RolloutManager(rollout.name, self._plan.rollout_config, launcher)
+        self.rollout.create(self._pool, self._plan.rollout_world, RolloutMode.HYBRID)
+
     def _start_rollout(self) -> None:
         rollout = self._config.rollout
         _logger.info("[Init] Starting rollout servers.")
-        launcher = RayLauncher(self._settings)
-        self.rollout = RolloutManager(rollout.name, self._plan.rollout_config, launcher)
-        timeout_s = rollout.start_timeout_s
-        self.rollout.start(self._pool, self._plan.rollout_world, RolloutMode.HYBRID, timeout_s)
+        self.rollout.start(rollout.start_timeout_s)
         for rank in range(self.rollout.world_size):
             self.workers.call_rank(
                 rank,

@@ -480,6 +480,14 @@ class Replica(ABC):
     """One rollout replica: starts its server through a Launcher, owns its life cycle."""
 
     @abstractmethod
+    def warm_up(self) -> None:
+        """Create the server's process and let it import the engine, without waiting for it.
+
+        Optional before `start`, which is quicker then: importing an engine takes a core for many
+        seconds, in which other parts can load.
+        """
+
+    @abstractmethod
     def start(self, deadline: Deadline) -> None:
         """Start the server and wait until it answers. It is JOINING: no request is served."""
 

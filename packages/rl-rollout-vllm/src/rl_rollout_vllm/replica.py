@@ -31,8 +31,15 @@ class VllmReplica(Replica):
         self._config = config
         self._launcher = launcher
         self._placement = placement
+        self._process: Handle | None = None
         self._server: Handle | None = None
         self._address = ""
+
+    def warm_up(self) -> None:
+        """Create the server's process and let it import vLLM; `start` reports what goes wrong."""
+        if self._process is None:
+            self._process = self._launch()
+            self._process.submit("warm_up")
 
     def start(self, deadline: Deadline) -> None:
         """Start the server and wait until it answers; no request is served yet.
@@ -42,12 +49,8 @@ class VllmReplica(Replica):
         """
         if self._server is not None:
             raise LifecycleError("the replica was already started")
-        server = self._launcher.launch(
-            SERVER,
-            {"config": self._config, "placement": self._placement},
-            server_env(self._config, self._placement),
-            self._placement,
-        )
+        server = self._process if self._process is not None else self._launch()
+        self._process = None
         timeout = deadline.sooner(self._config.start_timeout_s).remaining()
         try:
             self._address = server.call("start", timeout=timeout)
@@ -73,6 +76,9 @@ class VllmReplica(Replica):
 
     def shutdown(self, timeout: float) -> None:
         """Stop the server and every process it started. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
         server, self._server = self._server, None
         if server is None:
             return
@@ -82,6 +88,14 @@ class VllmReplica(Replica):
                 server.call("shutdown", timeout=timeout)
         finally:
             server.kill()
+
+    def _launch(self) -> Handle:
+        return self._launcher.launch(
+            SERVER,
+            {"config": self._config, "placement": self._placement},
+            server_env(self._config, self._placement),
+            self._placement,
+        )
 
     def _started(self) -> Handle:
         if self._server is None:

@@ -5,6 +5,7 @@ called through a Handle. vLLM is imported by `start`, not before.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_core.errors import (
+    ComponentError,
     ComponentLoadError,
     ComponentNotFoundError,
     LifecycleError,
@@ -58,6 +60,11 @@ class VllmServer:
         self._running = False
 
     # -- life cycle
+
+    async def warm_up(self) -> None:
+        """Import vLLM, so that `start` need not; errors are left to `start`."""
+        with contextlib.suppress(ComponentError):
+            await asyncio.to_thread(_import_engine)
 
     async def start(self) -> str:
         """Start the engine and the HTTP server; its address, `host:port`.

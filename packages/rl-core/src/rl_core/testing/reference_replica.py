@@ -25,6 +25,9 @@ class ReferenceReplica(Replica):
         self._server: Handle | None = None
         self._address = ""
 
+    def warm_up(self) -> None:
+        """Nothing: there is no engine to import."""
+
     def start(self, deadline: Deadline) -> None:
         """Start the server and wait until it answers."""
         kwargs = {"config": self._config, "placement": self._placement}
