@@ -29,6 +29,8 @@ _ENVIRONMENT = {
     # Ray would otherwise hide devices from actors that ask for none of them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
+    # Ray would run workers at nice 15; next to anything else on the machine they starve.
+    "RAY_worker_niceness": "0",
 }
 
 

@@ -1,0 +1,76 @@
+"""Every command of the READMEs is run here or by the test that is named beside it."""
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.engine
+
+SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
+READMES = ("README.md", "apps/minirl/README.md")
+
+ELSEWHERE = {
+    "uv run apps/minirl": "tests/test_default_run.py",
+    "uv run pytest": "this run",
+}
+
+
+def commands():
+    """Commands of the shell blocks, in order."""
+    found = []
+    for name in READMES:
+        for block in re.findall(r"```bash\n(.*?)```", (ROOT / name).read_text(), re.DOTALL):
+            found += [line.strip() for line in block.splitlines() if line.strip()]
+    return list(dict.fromkeys(found))
+
+
+def app_arguments(command):
+    words = shlex.split(command)
+    assert words[:3] == ["uv", "run", "apps/minirl"], command
+    return words[3:]
+
+
+RUN_HERE = [command for command in commands() if command not in ELSEWHERE]
+
+
+@pytest.fixture
+def example_files(tmp_path):
+    """The files that the README's example of own data names, with its own reward function."""
+    text = (ROOT / "apps/minirl/README.md").read_text()
+    reward = re.search(r"```python\n# reward.py\n(.*?)```", text, re.DOTALL)[1]
+    (tmp_path / "reward.py").write_text(reward)
+    lines = [json.dumps({"prompt": f"say {digit}:", "answer": str(digit)}) for digit in range(10)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_it_runs(command, runner, example_files):
+    arguments = app_arguments(command)
+    if arguments[0] in ("fetch", "version"):
+        done = subprocess.run(
+            ["uv", "run", "--no-sync", "apps/minirl", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return
+    arguments = [
+        argument.replace("=prompts.jsonl", f"={example_files}/prompts.jsonl").replace(
+            "=reward.py", f"={example_files}/reward.py"
+        )
+        for argument in arguments
+    ]
+    run = runner.complete(*arguments, *SHORT, timeout=300)
+    assert run.code == 0, run.log
+    assert run.summary["status"] == "ok"
+    for line in run.metrics:
+        limit = 1e-5 if "config=smollm2" not in arguments else 0.1
+        assert line["rollout_train_logprob_diff/mean"] <= limit
