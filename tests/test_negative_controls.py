@@ -9,7 +9,7 @@ from minirl.tiny_model import ensure_tiny_model
 
 pytestmark = pytest.mark.engine
 
-STEPS = 30
+STEPS = 20
 SHORT = (f"trainer.total_training_steps={STEPS}", "data.eval_size=0")
 VERIFIED = "checkpoint_engine.debug.verify_light_transfer=true"
 
