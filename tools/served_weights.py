@@ -51,7 +51,8 @@ def _distance(mine: list[Any], theirs: list[Any]) -> tuple[bool, float]:
 def main() -> int:
     """Exit code 1 if any witness disagrees."""
     combinations = itertools.product(("dense", "tied", "moe"), (1, 2))
-    return 0 if all([compare(kind, tp_size) for kind, tp_size in combinations]) else 1
+    agreed = [compare(kind, tp_size) for kind, tp_size in combinations]
+    return 0 if all(agreed) else 1
 
 
 if __name__ == "__main__":
