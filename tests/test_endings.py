@@ -42,7 +42,8 @@ def test_a_signal_ends_it(runner, number, when):
     run = runner.start(ENDLESS)
     run.wait_for(when, 180)
     began = time.monotonic()
-    run.process.send_signal(number)
+    # To the whole process group, as a terminal does it.
+    os.killpg(run.process.pid, number)
     ended(run, began, 128 + number)
     name = signal.Signals(number).name
     assert len([line for line in run.lines if f"interrupted by {name}" in line]) == 1

@@ -27,6 +27,18 @@ def descendants() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def is_running(name: str) -> bool:
+    """Whether a living descendant has that process name."""
+    return any(_name(process) == name for process in descendants())
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def end_descendants(grace_s: float) -> int:
     """Ask all descendants to end, kill those that are left after `grace_s` seconds.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ray
 
+from minirl.bounded import bounded
 from minirl.config import ClusterConfig
 from minirl.interruption import deferred
 from rl_core.errors import ConfigError
@@ -22,6 +23,7 @@ SLOT = "minirl_slot"
 
 _RESOURCES = {"cpu": SLOT, "cuda": "GPU", "npu": "NPU"}
 _OBJECT_STORE_BYTES = 256 << 20
+_STOP_S = 6.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers run in the driver's environment; Ray need not rebuild it with uv in each of them.
@@ -69,7 +71,7 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
         _logger.info("Ray initialized. %s", kv(address="local", resource=resource_name(device)))
         yield
     finally:
-        ray.shutdown()
+        bounded(ray.shutdown, _STOP_S, "ray.shutdown")
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -85,4 +87,4 @@ def _joined(address: str) -> Iterator[None]:
         _logger.info("Ray initialized. %s", kv(address=address, nodes=len(ray.nodes())))
         yield
     finally:
-        ray.shutdown()
+        bounded(ray.shutdown, _STOP_S, "ray.shutdown")

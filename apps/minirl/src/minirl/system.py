@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 RESERVE_TIMEOUT_S = 60.0
 INIT_TIMEOUT_S = 900.0
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 6.0
 
 _WORKER_ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -75,7 +75,6 @@ class RLSystem:
 
     def shutdown(self) -> None:
         """Stop what was started, as far as it was. Idempotent."""
-        _logger.info("Shutting down actors.")
         if hasattr(self, "rollout"):
             self.rollout.shutdown(STOP_TIMEOUT_S)
         if hasattr(self, "workers"):

@@ -7,13 +7,14 @@ import time
 import traceback
 from pathlib import Path
 
+from minirl.bounded import bounded
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
 from minirl.interruption import Interrupted, interrupting, uninterrupted
 from minirl.mock_loop import run_mock_loop
 from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
-from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants
+from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants, is_running
 from minirl.progress import ProgressView
 from minirl.ray_cluster import ray_session
 from minirl.run_output import RunOutput, create_run_dir
@@ -26,7 +27,8 @@ from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
 
-_GRACE_S = 5.0
+STOP_S = 12.0
+_GRACE_S = 3.0
 _HIGH_LR = 1e-4
 _SIGNAL_BASE = 128
 
@@ -96,7 +98,16 @@ class TaskRunner:
                 self._loop(output)
             finally:
                 with uninterrupted():
-                    self._system.shutdown()
+                    self._stop()
+
+    def _stop(self) -> None:
+        """Stop the parts in an orderly way, if Ray still runs; the rest is killed afterwards.
+
+        A signal to the whole process group, as a terminal sends it, may have ended Ray already.
+        """
+        _logger.info("Shutting down actors.")
+        if self._config.cluster.ray_address is not None or is_running("gcs_server"):
+            bounded(self._system.shutdown, STOP_S, "shutdown")
 
     def _loop(self, output: RunOutput) -> None:
         if self._config.trainer.mock:
