@@ -113,6 +113,7 @@ class Engine:
 
     async def generate(self, request: GenerateRequest) -> Any:
         """The finished vLLM `CompletionOutput` of one request; RolloutError if it fails."""
+        self._check_prompt(request)
         params = SamplingParams(
             output_kind=RequestOutputKind.FINAL_ONLY, **trajectories.sampling_arguments(request)
         )
@@ -128,6 +129,16 @@ class Engine:
         if not final:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return final[-1].outputs[0]
+
+    def _check_prompt(self, request: GenerateRequest) -> None:
+        # Without a tokenizer vLLM lets such a prompt through, and its core dies of it.
+        size = self._llm.model_config.get_vocab_size()
+        if not request.prompt_ids or not all(0 <= token < size for token in request.prompt_ids):
+            msg = (
+                f"request {request.request_id}: its prompt must be one or more token ids below "
+                f"{size}"
+            )
+            raise RolloutError(msg)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; the KV cache is dropped unless requests are kept."""

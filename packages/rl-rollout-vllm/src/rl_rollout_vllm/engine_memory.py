@@ -52,6 +52,15 @@ class EngineMemory:
             await self._engine.wake_up(wanted)
         self._released -= set(wanted)
 
+    async def clear_kv_cache(self) -> None:
+        """Drop cached prefixes, and on cpu what the blocks contain.
+
+        Errors: RolloutError unless the engine confirms it.
+        """
+        await self._engine.clear_kv_cache()
+        if self._on_cpu:
+            await self._engine.rpc("rl_clear_kv_memory")
+
     async def _sleep(self, wanted: Sequence[str]) -> dict[str, int]:
         before = sum(await self._engine.rpc("rl_device_free"))
         if WEIGHTS in wanted:

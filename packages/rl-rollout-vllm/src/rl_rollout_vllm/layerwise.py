@@ -7,6 +7,7 @@ neither is an error to vLLM: hence `unfinished`. A failed update leaves layers o
 hence `roll_back`.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,21 @@ def unfinished(model: nn.Module) -> list[Unfinished]:
         if info.load_numel < expected:
             found.append(Unfinished(name, info.load_numel, expected))
     return found
+
+
+def never_came(model: nn.Module, layer: Unfinished, seen: Container[str]) -> list[str]:
+    """Checkpoint names that the layer would have needed and that were not seen, as far as known.
+
+    Args:
+        model: the engine's model, which says what its fused layers are made of.
+        layer: one that was not finished.
+        seen: names that came.
+    """
+    parent, _, leaf = layer.name.rpartition(".")
+    parts = getattr(model, "packed_modules_mapping", {}).get(leaf, [leaf])
+    parameters = model.get_submodule(layer.name)._parameters
+    wanted = [f"{parent}.{part}.{name}" for part in parts for name in parameters]
+    return [name for name in wanted if name.removeprefix(".") not in seen]
 
 
 def roll_back(model: nn.Module) -> int:

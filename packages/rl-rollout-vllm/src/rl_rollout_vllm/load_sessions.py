@@ -71,18 +71,7 @@ if HAS_BRACKET:
             self.model.load_weights(update_info.tensors)
 
         def finish_weight_update(self) -> None:
-            """Process what is left, unless a layer got too little.
-
-            Errors: ManifestMismatchError naming the layer.
-            """
-            missing = layerwise.unfinished(self.model)
-            if missing:
-                first = missing[0]
-                msg = (
-                    f"{len(missing)} layers of the engine got too few weights; the first is "
-                    f"{first.name!r} with {first.loaded} of {first.expected} elements"
-                )
-                raise ManifestMismatchError(msg)
+            """Process the layers that wait to the end."""
             layerwise.finish(self.model, self.model_config)
             cpu_patches.after_update(self.model)
 
@@ -102,6 +91,7 @@ class BracketedSession:
 
     def begin(self) -> None:
         """Open the session."""
+        self._seen: set[str] = set()
         self._shares = _shares(self._worker)
         self._worker.start_weight_update()
 
@@ -114,6 +104,7 @@ class BracketedSession:
         Errors: ManifestMismatchError naming a tensor that does not fit the model.
         """
         batch = [(arrival.meta.name, _owned(arrival)) for arrival in arrivals]
+        self._seen.update(name for name, _ in batch)
         named = Named(batch)
         with CopyLedger(batch, meta_only=True) as ledger:
             try:
@@ -123,7 +114,14 @@ class BracketedSession:
         self._shares.check(batch, ledger)
 
     def finish(self) -> None:
-        """Close the session; every layer must be complete."""
+        """Close the session.
+
+        Errors: ManifestMismatchError naming a layer that did not get all of its elements, which
+        vLLM would leave old or finalise as garbage.
+        """
+        missing = layerwise.unfinished(self._model)
+        if missing:
+            raise _too_few(self._model, missing, self._seen)
         self._worker.finish_weight_update()
 
     def abandon(self) -> None:
@@ -190,6 +188,18 @@ def _owned(arrival: Arrival) -> Tensor:
     tensor = arrival.tensor
     alone = tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor.clone() if arrival.lent or not alone else tensor
+
+
+def _too_few(
+    model: nn.Module, missing: Sequence["layerwise.Unfinished"], seen: set[str]
+) -> ManifestMismatchError:
+    first = missing[0]
+    absent = layerwise.never_came(model, first, seen)
+    hint = f"; never came: {', '.join(map(repr, absent))}" if absent else ""
+    return ManifestMismatchError(
+        f"{len(missing)} layers of the engine got too few weights; the first is {first.name!r} "
+        f"with {first.loaded} of {first.expected} elements{hint}"
+    )
 
 
 def _shares(worker: Any) -> Shares:

@@ -98,7 +98,7 @@ class WeightUpdates:
             self._gate.apply(Verified(version))
         attempt = self._gate.state.attempt
         try:
-            await self._engine.clear_kv_cache()
+            await self._memory.clear_kv_cache()
             await self._engine.set_version(str(version))
         except RolloutError as error:
             self._fail(attempt, error)

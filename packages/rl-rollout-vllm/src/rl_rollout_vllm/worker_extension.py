@@ -16,7 +16,7 @@ import torch
 from rl_core.errors import MiniRLError, WeightSyncError
 from rl_rollout_vllm import cpu_patches, process_watch
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
-from rl_rollout_vllm.protocol import UpdateRequest, UpdateResult, WorkerError
+from rl_rollout_vllm.protocol import KV_CACHE, UpdateRequest, UpdateResult, WorkerError
 from rl_rollout_vllm.weight_loading import Update, run_update
 from rl_rollout_vllm.worker_memory import WorkerMemory
 
@@ -58,6 +58,13 @@ class RolloutWorkerExtension:
         """Allocate it again."""
         for tag in tags:
             self._rl_memory().resume(tag)
+
+    def rl_clear_kv_memory(self) -> None:
+        """Zero the KV cache on cpu; no request may be using it.
+
+        A NaN left there would come back: the attention kernel multiplies what it masks by 0.
+        """
+        self._rl_memory().clear(KV_CACHE)
 
     def rl_device_free(self) -> int:
         """Bytes that are free on this rank's accelerator."""

@@ -13,6 +13,7 @@ import torch
 
 from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.protocol import KV_CACHE, WEIGHTS
+from rl_rollout_vllm.zero_pages import zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +43,13 @@ class WorkerMemory:
         """Allocate again, filled with zeros."""
         for storage, nbytes in self._freed.pop(tag, []):
             storage.resize_(nbytes)
-            storage.fill_(0)
+            zero(storage)
+
+    def clear(self, tag: str) -> None:
+        """Overwrite with zeros what is allocated of `tag`."""
+        if tag not in self._freed:
+            for storage in _storages(self._tensors(tag)):
+                zero(storage)
 
     def _can_free(self, tag: str) -> bool:
         if tag != WEIGHTS or not cpu_patches.packed_linear(self._runner.model):
