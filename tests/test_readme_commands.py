@@ -4,12 +4,13 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 pytestmark = pytest.mark.engine
 
+ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
 READMES = ("README.md", "apps/minirl/README.md")
 

@@ -42,6 +42,15 @@ def test_open_sections_take_any_key():
     assert config.data.reasoning_gym == {"name": "gcd", "size": 3}
 
 
+def test_another_data_set_replaces_that_of_a_preset_with_its_options():
+    config = load_config(["config=smollm2", "data.reasoning_gym={name: gcd}"])
+    assert config.data.reasoning_gym == {"name": "gcd"}
+    assert load_config(["config=smollm2", "data.reasoning_gym=gcd"]).data.reasoning_gym == "gcd"
+    changed = load_config(["config=smollm2", "data.reasoning_gym.max_digits=1"])
+    assert changed.data.reasoning_gym["name"] == "basic_arithmetic"
+    assert changed.data.reasoning_gym["max_digits"] == 1
+
+
 @pytest.mark.parametrize(
     ("argument", "parts"),
     [

@@ -266,6 +266,11 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
         if key not in known and not key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
+    problem = OmegaConf.select(layer, "data.reasoning_gym")
+    if isinstance(problem, str) or (problem is not None and "name" in problem):
+        # Another data set has other options: it replaces a preset's instead of merging with it.
+        base = base.copy()
+        base.data.reasoning_gym = None
     try:
         merged = OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
