@@ -102,3 +102,22 @@ def test_extraction_is_part_of_the_reward():
 def test_an_answer_that_breaks_the_scorer_gets_nothing():
     train, _ = Problems.from_config({"name": "prime_factorization", "size": 1}, 1).split(0)
     assert make_reward("prime_factorization", {})(["x"], entry=[train[0].columns["entry"]]) == [0.0]
+
+
+def test_a_question_of_ones_own_is_filled_from_the_metadata():
+    value = {
+        "name": "chain_sum",
+        "min_terms": 2,
+        "max_terms": 2,
+        "question": "What is {expression}?",
+    }
+    train, _ = Problems.from_config({**value, "size": 5}, seed=1).split(0)
+    for prompt in train:
+        expression = prompt.columns["entry"]["metadata"]["expression"]
+        assert prompt.text == f"What is {expression}?"
+
+
+@pytest.mark.parametrize("question", ["What is {sum}?", "What is {", 7])
+def test_a_question_that_cannot_be_filled_is_refused(question):
+    with pytest.raises(ConfigError, match="question"):
+        Problems.from_config({"name": "chain_sum", "question": question}, seed=1)

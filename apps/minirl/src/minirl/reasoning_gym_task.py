@@ -43,6 +43,8 @@ class Problems:
         seed: from which the seeds of both parts are derived.
         size: number of problems to train on.
         extract: which part of a completion is scored, one of `EXTRACTORS`.
+        question: how to ask instead, with the entry's metadata in braces, such as
+            `What is {expression}?`; None asks as the data set does.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Problems:
     size: int = DEFAULT_SIZE
     options: Mapping[str, Any] = field(default_factory=dict)
     extract: str = "whole"
+    question: str | None = None
 
     @classmethod
     def from_config(cls, value: str | Mapping[str, Any], seed: int) -> "Problems":
@@ -57,7 +60,8 @@ class Problems:
 
         Args:
             value: `chain_sum`, or `{name: chain_sum, min_terms: 2, size: 1000}`. The keys
-                `name`, `seed`, `size` and `extract` are ours, all others the data set's.
+                `name`, `seed`, `size`, `extract` and `question` are ours, all others the data
+                set's.
             seed: of the run, used where the mapping has no `seed`.
 
         Errors: ConfigError for an unknown name or option (with the nearest) or a value that the
@@ -73,8 +77,11 @@ class Problems:
         extract = given.pop("extract", "whole")
         if extract not in EXTRACTORS:
             raise ConfigError(f"{KEY}: extract={extract} is none of {', '.join(EXTRACTORS)}")
-        problems = cls(name, own_seed, size, given, extract)
-        problems.dataset("check", 1)
+        question = given.pop("question", None)
+        if not (question is None or isinstance(question, str)):
+            raise ConfigError(f"{KEY}: question must be a text")
+        problems = cls(name, own_seed, size, given, extract, question)
+        problems.asked(problems.dataset("check", 1)[0])
         return problems
 
     def dataset(self, part: str, size: int) -> Any:
@@ -90,6 +97,20 @@ class Problems:
             return dataset_class(config=config)
         except _FOREIGN as error:
             raise ConfigError(f"{KEY} ({self.name}): {error}") from error
+
+    def asked(self, entry: Mapping[str, Any]) -> str:
+        """The question of an entry, as the model gets it.
+
+        Errors: ConfigError if the template names what the entry's metadata lacks.
+        """
+        if self.question is None:
+            return str(entry["question"])
+        try:
+            return self.question.format(**entry["metadata"])
+        except (LookupError, ValueError) as error:
+            known = ", ".join(entry["metadata"])
+            msg = f"{KEY}: question={self.question!r} cannot be filled; there is {known}"
+            raise ConfigError(msg) from error
 
     def split(self, eval_size: int) -> tuple[list[RawPrompt], list[RawPrompt]]:
         """Problems to train on and `eval_size` different held-out ones; no question is in both.
@@ -133,7 +154,7 @@ class Problems:
     def _prompt(self, part: str, index: int, entry: dict[str, Any]) -> RawPrompt:
         origin = f"{self.name} {part} problem {index}"
         columns = {"entry": entry, "answer": entry["answer"]}
-        return RawPrompt.of_text(index, entry["question"], origin, columns)
+        return RawPrompt.of_text(index, self.asked(entry), origin, columns)
 
     def _seed_of(self, part: str) -> int:
         digest = hashlib.sha256(f"{self.seed} {self.name} {part}".encode()).digest()
