@@ -176,6 +176,10 @@ class Channel:
         except msgspec.MsgspecError as error:
             raise MessageError(f"message {self._received - 1} is malformed: {error}") from error
 
+    def poll(self, seconds: float) -> bool:
+        """Whether `receive` would find something (or the peer's end), after at most `seconds`."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
     def send_fd(self, fd: int, deadline: Deadline) -> None:
         """Hand a file descriptor to the peer; local sockets only."""
         _within(deadline, self._socket, "the peer", socket.send_fds, self._socket, [b"F"], [fd])

@@ -322,6 +322,12 @@ class CheckpointEngine(ABC):
 
     Knows nothing of FSDP, vLLM or Ray. Each blocking call runs in one worker thread of its
     process, so that aborts and deadlines fire while a transfer blocks.
+
+    Every sync is `prepare`, `build_process_group`, `send_weights` or `receive_weights`, `finalize`.
+    What need not be built again is kept: as long as no sync failed and the members are the same,
+    `prepare` returns an equal endpoint and `build_process_group` nothing to do. After a failure
+    the endpoint differs, so that every member builds anew. A version counts as received once it
+    was finalized with success; from then on it and all older ones are refused.
     """
 
     @abstractmethod
@@ -358,6 +364,10 @@ class CheckpointEngine(ABC):
     @abstractmethod
     def finalize(self, success: bool) -> None:
         """Close this sync. Idempotent, also after a failure; buffers may be kept."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give back buffers, sockets and groups. Idempotent; no call may follow."""
 
 
 @dataclass(frozen=True)
