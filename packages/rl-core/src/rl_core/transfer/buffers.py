@@ -1,0 +1,56 @@
+"""The bucket buffers of one side."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_core.torch import as_bytes
+from rl_core.transfer.transport import BUFFERS
+
+
+class BucketBuffers:
+    """`BUFFERS` flat uint8 tensors on one device, kept from sync to sync.
+
+    The first write to fresh memory is many times slower than later ones, so buffers that are large
+    enough are never given back between syncs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._tensors: list[torch.Tensor] = []
+
+    def reserve(self, nbytes: int) -> None:
+        """Make every buffer exactly `nbytes` long; contents are lost if that is a change."""
+        if self._tensors and self._tensors[0].numel() == nbytes:
+            return
+        self._tensors = []
+        self._tensors = [
+            torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)
+        ]
+
+    def of(self, bucket: int) -> torch.Tensor:
+        """The buffer in which bucket number `bucket` lives."""
+        return self._tensors[bucket % BUFFERS]
+
+    def drop(self) -> None:
+        """Give the memory back; whoever still reads a buffer keeps it alive."""
+        self._tensors = []
+
+
+def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy flat uint8 `source` to `target`, of equal length, on any devices.
+
+    On the host the copy is numpy's: one thread, without the interpreter lock. Torch would spread
+    it over an OpenMP pool, which on busy cores is slower by orders of magnitude and which only a
+    process-wide setting, not ours to make, could limit.
+    """
+    if target.device.type == source.device.type == "cpu":
+        target.numpy()[:] = source.numpy()
+    else:
+        target.copy_(source)
+
+
+def flat_bytes(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Its elements in row-major order, as flat uint8 on `device`; copies only where it must."""
+    data = as_bytes(tensor)
+    return data if data.device.type == torch.device(device).type else data.to(device)
