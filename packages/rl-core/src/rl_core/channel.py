@@ -55,7 +55,7 @@ class Listener:
 
     def poll(self, seconds: float) -> bool:
         """Whether a peer is waiting to be accepted, after at most `seconds`."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        return _readable(self._socket, seconds)
 
     def accept(self, key: bytes, types: Any, deadline: Deadline) -> "Channel":
         """The next peer; one that does not know `key` is dropped with a MessageError."""
@@ -178,7 +178,11 @@ class Channel:
 
     def poll(self, seconds: float) -> bool:
         """Whether `receive` would find something (or the peer's end), after at most `seconds`."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        return _readable(self._socket, seconds)
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, for polling several channels together; -1 once closed."""
+        return self._socket.fileno()
 
     def send_fd(self, fd: int, deadline: Deadline) -> None:
         """Hand a file descriptor to the peer; local sockets only."""
@@ -228,6 +232,13 @@ class Channel:
                 raise TransferError("the peer closed the connection")
             parts += part
         return bytes(parts)
+
+
+def _readable(on: socket.socket, seconds: float) -> bool:
+    # Not select(), which cannot look at descriptors above 1023.
+    poll = select.poll()
+    poll.register(on, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _within(

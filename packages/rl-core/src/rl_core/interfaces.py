@@ -223,10 +223,17 @@ class LeasedTensor:
 
 @dataclass
 class BucketLease:
-    """Tensors lent to a `with` block; their buffer is reused after its exit, not before."""
+    """Tensors lent to a `with` block; their buffer is reused after its exit, not before.
+
+    Attributes:
+        entries: what is lent; empty after the exit.
+        on_exit: called at the exit.
+        on_error: told, before that, what the block raised, so that an engine can tell its peers.
+    """
 
     entries: Sequence[LeasedTensor]
     on_exit: Callable[[], None] = field(default=lambda: None)
+    on_error: Callable[[BaseException], None] = field(default=lambda _: None)
 
     def __enter__(self) -> Sequence[LeasedTensor]:
         return self.entries
@@ -238,6 +245,8 @@ class BucketLease:
         trace: TracebackType | None,
     ) -> None:
         self.entries = ()
+        if error is not None:
+            self.on_error(error)
         self.on_exit()
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from rl_core.torch import as_bytes
 from rl_core.transfer.transport import BUFFERS
+
+if TYPE_CHECKING:
+    from rl_core.transfer.plan import TransferPlan
 
 
 class BucketBuffers:
@@ -19,13 +24,14 @@ class BucketBuffers:
         self._device = device
         self._tensors: list[torch.Tensor] = []
 
-    def reserve(self, nbytes: int) -> None:
-        """Make every buffer exactly `nbytes` long; contents are lost if that is a change."""
-        if self._tensors and self._tensors[0].numel() == nbytes:
+    def fit(self, plan: TransferPlan) -> None:
+        """Have as many buffers, as large, as `plan` needs; contents are lost if that is a change."""
+        sizes = [plan.bucket_bytes] * min(BUFFERS, len(plan.buckets))
+        if [tensor.numel() for tensor in self._tensors] == sizes:
             return
-        self._tensors = []
+        self._tensors = []  # before the new ones are made
         self._tensors = [
-            torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)
+            torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes
         ]
 
     def of(self, bucket: int) -> torch.Tensor:

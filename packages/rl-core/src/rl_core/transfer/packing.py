@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from rl_core.digests import digest_of_digests
 from rl_core.errors import ManifestMismatchError
 from rl_core.metadata import ManifestCheck
@@ -74,7 +76,7 @@ class Packer:
             self._check.see(meta)
         trailer = self._check.close()
         digest = digest_of_digests(self._digests) if self._kind else None
-        return type(trailer)(trailer.version, trailer.tensors, trailer.nbytes, digest)
+        return msgspec.structs.replace(trailer, weights_digest=digest)
 
     def _fill(self, bucket: BucketPlan, weights: TensorStream) -> tuple[BucketEntry, ...]:
         entries: list[BucketEntry] = []
@@ -133,7 +135,7 @@ class Packer:
 
     def _bytes_of(self, part: Part) -> torch.Tensor:
         if self._data is None:
-            assert self._tensor is not None  # noqa: S101 - for the type checker: drawn before
+            assert self._tensor is not None, "drawn with the first part of the tensor"
             self._data = flat_bytes(self._tensor, self._outlet.device)
         return self._data[part.slot.start : part.slot.start + part.slot.nbytes]
 

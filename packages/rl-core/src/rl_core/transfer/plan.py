@@ -91,7 +91,9 @@ class TransferPlan:
                 everything.
         """
         buckets = [
-            BucketPlan(number, tuple(_segments(number, [Part(*item) for item in items], direct_bytes)))
+            BucketPlan(
+                number, tuple(_segments(number, [Part(*item) for item in items], direct_bytes))
+            )
             for number, items in enumerate(plan(tensors, bucket_bytes))
         ]
         return cls(bucket_bytes, tuple(buckets))
@@ -99,7 +101,9 @@ class TransferPlan:
     @property
     def joined_bytes(self) -> int:
         """Size of the largest tensor that is split over buckets, or 0."""
-        sizes = [part.meta.nbytes for bucket in self.buckets for part in bucket.parts if not part.last]
+        sizes = [
+            part.meta.nbytes for bucket in self.buckets for part in bucket.parts if not part.last
+        ]
         return max(sizes, default=0)
 
 

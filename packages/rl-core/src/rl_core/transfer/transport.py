@@ -4,14 +4,16 @@
 acknowledgement, packing, manifests, digests, errors, deadlines.
 
 Threads: all methods run in the worker thread of the engine's caller. Every wait looks at the
-`Watch` it was given (`Watch.check`), at least each `POLL_S`, and raises `TransferError` when the
-transport itself fails; foreign exceptions are translated there.
+`Watch` it was given (`Watch.check`), at least each `POLL_S`. When the transport itself fails it
+raises `TransportError`; foreign exceptions are translated there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+
+from rl_core.errors import TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 BUFFERS = 2
 """Bucket buffers on each side; bucket n lives in buffer n % BUFFERS."""
+
+
+class TransportError(TransferError):
+    """The bytes could not be moved; the control plane is then asked whether a peer knows why."""
 
 
 class Outlet(ABC):
