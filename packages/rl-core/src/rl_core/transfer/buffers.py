@@ -25,7 +25,7 @@ class BucketBuffers:
         self._tensors: list[torch.Tensor] = []
 
     def fit(self, plan: TransferPlan) -> None:
-        """Have as many buffers, as large, as `plan` needs; contents are lost if that is a change."""
+        """Have as many and as large buffers as `plan` needs; a change loses their contents."""
         sizes = [plan.bucket_bytes] * min(BUFFERS, len(plan.buckets))
         if [tensor.numel() for tensor in self._tensors] == sizes:
             return

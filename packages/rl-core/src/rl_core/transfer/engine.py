@@ -11,6 +11,7 @@ from rl_core.deadlines import CancelToken
 from rl_core.errors import ConfigError, LifecycleError, StaleVersionError
 from rl_core.interfaces import CheckpointEngine, Endpoint, TransferReport
 from rl_core.metadata import ManifestCheck
+from rl_core.transfer.causes import known_cause
 from rl_core.transfer.groups import RECEIVER, SENDER, group_name, star
 from rl_core.transfer.lifecycle import Lifecycle, Stage
 from rl_core.transfer.link import Link
@@ -18,11 +19,12 @@ from rl_core.transfer.messages import PROTOCOL, Join, Joined
 from rl_core.transfer.peers import Peers
 from rl_core.transfer.reception import Reception
 from rl_core.transfer.sending import Sending
+from rl_core.transfer.transport import TransportError
 from rl_core.transfer.unpacking import JoinBuffer
 from rl_core.transfer.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rl_core.deadlines import Deadline
     from rl_core.interfaces import BucketLease, Place, TensorStream, TransferRole
@@ -170,7 +172,10 @@ class StreamingEngine(CheckpointEngine):
         else:
             self._link = Link.join(place.endpoints[0].address, self._role.key, join, watch)
             properties = self._link.expect(Joined, watch).properties
-        self._transport.join(place, properties, watch)
+        try:
+            self._transport.join(place, properties, watch.hearing(self._hear(watch)))
+        except TransportError as error:
+            raise known_cause(error, self._hear(watch)) from error
 
     def _send(self, weights: TensorStream, manifest: Manifest, watch: Watch) -> TransferReport:
         self._check_run(manifest)
@@ -218,6 +223,13 @@ class StreamingEngine(CheckpointEngine):
         self._peers.report(error, where)
         if self._link is not None:
             self._link.report(error, where)
+
+    def _hear(self, watch: Watch) -> Callable[[], None]:
+        """Reads what the others have said."""
+        link = self._link
+        return (
+            (lambda: self._peers.pump(watch)) if link is None else lambda: link.pump(watch.deadline)
+        )
 
     def _leave(self) -> None:
         self._transport.leave()
