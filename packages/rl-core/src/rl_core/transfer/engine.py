@@ -1,274 +1,64 @@
-"""A checkpoint engine, but for the moving of bytes."""
+"""A checkpoint engine that streams buckets over any `Transport`."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 from typing import TYPE_CHECKING
 
-from rl_core.channel import Listener
-from rl_core.deadlines import CancelToken
-from rl_core.errors import ConfigError, LifecycleError, StaleVersionError
-from rl_core.interfaces import CheckpointEngine, Endpoint, TransferReport
-from rl_core.metadata import ManifestCheck
-from rl_core.transfer.causes import known_cause
-from rl_core.transfer.groups import RECEIVER, SENDER, group_name, star
-from rl_core.transfer.lifecycle import Lifecycle, Stage
-from rl_core.transfer.link import Link
-from rl_core.transfer.messages import PROTOCOL, Join, Joined
-from rl_core.transfer.peers import Peers
+from rl_core.transfer.group_engine import GroupEngine, check_role
+from rl_core.transfer.mover import Mover
 from rl_core.transfer.reception import Reception
 from rl_core.transfer.sending import Sending
-from rl_core.transfer.transport import TransportError
 from rl_core.transfer.unpacking import JoinBuffer
-from rl_core.transfer.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Mapping
 
-    from rl_core.deadlines import Deadline
-    from rl_core.interfaces import BucketLease, Place, TensorStream, TransferRole
+    from rl_core.interfaces import Place, TensorStream, TransferReport, TransferRole
     from rl_core.metadata import Manifest
+    from rl_core.transfer.link import Link
+    from rl_core.transfer.peers import Peers
     from rl_core.transfer.transport import Transport
-    from rl_core.versions import PolicyVersion
+    from rl_core.transfer.watch import Watch
 
-logger = logging.getLogger(__name__)
-
-KEY_BYTES = 16
-"""Shortest key of a run that is accepted."""
+__all__ = ["StreamingEngine", "check_role"]
 
 
-class StreamingEngine(CheckpointEngine):
-    """Sender 0 streams buckets to every receiver over a `Transport`; further senders drain."""
+class StreamingEngine(GroupEngine):
+    """Sender 0 streams buckets to every receiver over a `Transport`."""
 
     def __init__(self, role: TransferRole, transport: Transport) -> None:
-        check_role(role)
+        super().__init__(role, _BucketMover(role, transport))
+
+
+class _BucketMover(Mover):
+    """Packs, announces and unpacks buckets; the transport moves them."""
+
+    def __init__(self, role: TransferRole, transport: Transport) -> None:
         self._role = role
         self._transport = transport
-        self._life = Lifecycle()
-        self._abort = CancelToken()
-        self._peers = Peers()
-        self._link: Link | None = None
-        self._listener: Listener | None = None
-        self._endpoint: Endpoint | None = None
-        self._place: Place | None = None
         self._join = JoinBuffer()
-        self._reception: Iterator[BucketLease] | None = None
-        self._moving: Manifest | None = None
-        self._received: dict[str, PolicyVersion] = {}
 
-    def prepare(self) -> Endpoint:
-        """Open the control channel (senders). Buffers follow once the payload is known."""
-        self._life.require("prepare", Stage.IDLE, Stage.PREPARED, Stage.CONNECTED)
-        if self._endpoint is None:
-            if self._role.role == SENDER:
-                self._listener = Listener(self._role.host)
-            address = self._listener.address if self._listener else ""
-            properties = {"incarnation": secrets.token_hex(8), **self._transport.properties()}
-            self._endpoint = Endpoint(self._role.role, self._role.rank, address, properties)
-        if self._life.stage is Stage.IDLE:
-            self._life.stage = Stage.PREPARED
-        return self._endpoint
+    def properties(self) -> dict[str, str]:
+        return self._transport.properties()
 
-    @classmethod
-    def build_topology(
-        cls, senders: Sequence[Endpoint], receivers: Sequence[Endpoint]
-    ) -> dict[str, list[Place]]:
-        """Places by role: sender 0, then the receivers in order; see `rl_core.transfer.groups`."""
-        return star(senders, receivers)
+    def offer(self, place: Place, watch: Watch) -> dict[str, str]:
+        return self._transport.offer(place, watch)
 
-    def build_process_group(self, place: Place, deadline: Deadline) -> None:
-        """Connect to the others; nothing to do if the members are those of the last sync."""
-        self._life.require("build_process_group", Stage.PREPARED, Stage.CONNECTED)
-        if place.rank >= 0 and place.endpoints[place.rank] != self._endpoint:
-            msg = f"place {place.rank} of the group is not this {self._role.role}'s"
-            raise LifecycleError(f"{msg}; build it from the endpoints that prepare returned last")
-        if place != self._place and place.rank >= 0:
-            self._leave()
-            try:
-                self._connect(place, Watch(deadline, (self._abort,)))
-            except BaseException as error:
-                self._fail(error)
-                raise
-        self._place = place
-        self._life.stage = Stage.CONNECTED
+    def join(self, place: Place, properties: Mapping[str, str], watch: Watch) -> None:
+        self._transport.join(place, properties, watch)
 
-    def send_weights(
-        self, weights: TensorStream, manifest: Manifest, deadline: Deadline, cancel: CancelToken
+    def leave(self) -> None:
+        self._transport.leave()
+
+    def send(
+        self, weights: TensorStream, manifest: Manifest, peers: Peers, watch: Watch
     ) -> TransferReport:
-        """Stream every tensor; returns once every receiver has handed over the last one."""
-        self._require_role("send_weights", SENDER)
-        self._life.stage = Stage.MOVING
-        try:
-            report = self._send(weights, manifest, Watch(deadline, (cancel, self._abort)))
-        except BaseException as error:
-            self._fail(error)
-            _drain(weights)
-            raise
-        self._life.stage = Stage.MOVED
-        return report
+        return Sending(self._role, peers, self._transport, watch).run(weights, manifest)
 
-    def receive_weights(
-        self, manifest: Manifest, deadline: Deadline, cancel: CancelToken
-    ) -> Iterator[BucketLease]:
-        """Leases in stream order. Complete, on every receiver, when the iteration ends."""
-        self._require_role("receive_weights", RECEIVER)
-        link = self._link
-        if link is None:
-            raise LifecycleError("receive_weights without a group; call build_process_group first")
-        self._life.stage = Stage.MOVING
-        try:
-            self._check_version(manifest)
-        except StaleVersionError as error:
-            self._fail(error)
-            raise
-        self._moving = manifest
-        watch = Watch(deadline, (cancel, self._abort))
+    def receive(self, manifest: Manifest, link: Link, watch: Watch) -> Reception:
         kind = self._role.digest_kind
-        reception = Reception(manifest, kind, link, self._transport, self._join, watch)
-        self._reception = self._leases(reception)
-        return self._reception
+        return Reception(manifest, kind, link, self._transport, self._join, watch)
 
-    def abort(self, reason: str) -> None:
-        """End the sync from another thread; the peers are told at once, by this thread."""
-        self._abort.cancel(reason)
-        if self._life.stage in (Stage.CONNECTED, Stage.MOVING):
-            self._report(LifecycleError(f"aborted: {reason}"))
-
-    def finalize(self, success: bool) -> None:
-        """Close this sync; the group is kept if it succeeded."""
-        if self._life.stage is Stage.SHUT_DOWN:
-            return
-        if self._life.stage is Stage.MOVING:
-            self._stop_receiving()
-        if self._life.stage is Stage.FAILED or not success:
-            self._reset()
-        elif self._life.stage is Stage.MOVED and self._moving is not None:
-            self._received[self._moving.run_id] = self._moving.version
-        self._reception = self._moving = None
-        self._abort = CancelToken()
-        self._life.stage = Stage.IDLE
-
-    def shutdown(self) -> None:
-        """Give back buffers, sockets and groups."""
-        if self._life.stage is Stage.SHUT_DOWN:
-            return
-        self._life.stage = Stage.SHUT_DOWN
-        self._reset()
+    def close(self) -> None:
         self._transport.close()
         self._join.fit(0)
-
-    def _require_role(self, call: str, role: str) -> None:
-        if self._role.role != role:
-            raise LifecycleError(f"{call} is not for a {self._role.role}")
-        self._life.require(call, Stage.CONNECTED)
-
-    def _connect(self, place: Place, watch: Watch) -> None:
-        join = Join(PROTOCOL, self._role.run_id, place.rank, group_name(self._role.run_id, place))
-        if self._listener is not None:
-            self._peers.accept(self._listener, self._role.key, join, place, watch)
-            properties = self._transport.offer(place, watch)
-            self._peers.tell(Joined(properties), watch)
-        else:
-            self._link = Link.join(place.endpoints[0].address, self._role.key, join, watch)
-            properties = self._link.expect(Joined, watch).properties
-        try:
-            self._transport.join(place, properties, watch.hearing(self._hear(watch)))
-        except TransportError as error:
-            raise known_cause(error, self._hear(watch)) from error
-
-    def _send(self, weights: TensorStream, manifest: Manifest, watch: Watch) -> TransferReport:
-        self._check_run(manifest)
-        if self._place is not None and self._place.rank < 0:
-            return _drained(weights, manifest)
-        return Sending(self._role, self._peers, self._transport, watch).run(weights, manifest)
-
-    def _leases(self, reception: Reception) -> Iterator[BucketLease]:
-        yield from reception.leases(self._fail)
-        self._life.stage = Stage.MOVED
-
-    def _check_run(self, manifest: Manifest) -> None:
-        if self._role.run_id and manifest.run_id != self._role.run_id:
-            msg = f"a manifest of run {manifest.run_id!r} in an engine of run {self._role.run_id!r}"
-            raise StaleVersionError(msg)
-
-    def _check_version(self, manifest: Manifest) -> None:
-        self._check_run(manifest)
-        last = self._received.get(manifest.run_id)
-        if last is not None and manifest.version <= last:
-            raise StaleVersionError(
-                f"version {manifest.version} is not newer than {last}, held here"
-            )
-
-    def _stop_receiving(self) -> None:
-        """Leave a reception that its consumer left; one that another thread runs is an error."""
-        if self._reception is None:
-            self._life.require("finalize", Stage.IDLE)
-        try:
-            self._reception.close()  # type: ignore[union-attr]
-        except ValueError as error:
-            self.abort("finalized")
-            raise LifecycleError(
-                "finalize while another thread receives; it was aborted"
-            ) from error
-        self._life.stage = Stage.FAILED
-
-    def _fail(self, error: BaseException) -> None:
-        self._life.stage = Stage.FAILED
-        self._report(error)
-        self._transport.leave()
-
-    def _report(self, error: BaseException) -> None:
-        where = f"{self._role.role} {self._role.rank}"
-        self._peers.report(error, where)
-        if self._link is not None:
-            self._link.report(error, where)
-
-    def _hear(self, watch: Watch) -> Callable[[], None]:
-        """Reads what the others have said."""
-        link = self._link
-        return (
-            (lambda: self._peers.pump(watch)) if link is None else lambda: link.pump(watch.deadline)
-        )
-
-    def _leave(self) -> None:
-        self._transport.leave()
-        self._peers.close()
-        if self._link is not None:
-            self._link.close()
-        self._link = self._place = None
-
-    def _reset(self) -> None:
-        """Forget the group and the endpoint, so that every member builds anew."""
-        self._leave()
-        if self._listener is not None:
-            self._listener.close()
-        self._listener = self._endpoint = None
-
-
-def check_role(role: TransferRole) -> None:
-    """ConfigError for a role that cannot work, or that would be open to everybody."""
-    if role.role not in (SENDER, RECEIVER):
-        raise ConfigError(f"role must be {SENDER!r} or {RECEIVER!r}, not {role.role!r}")
-    if role.host in ("", "0.0.0.0", "::"):
-        raise ConfigError(f"host {role.host!r} is every interface; give the address of one")
-    if len(role.key) < KEY_BYTES:
-        msg = f"a run's key has at least {KEY_BYTES} bytes; rl_core.channel.new_key makes one"
-        raise ConfigError(msg)
-
-
-def _drained(weights: TensorStream, manifest: Manifest) -> TransferReport:
-    """The part of a sender that takes no part in the bytes: each of its steps is a collective."""
-    check = ManifestCheck(manifest)
-    for meta, _ in weights:
-        check.see(meta)
-    check.close()
-    return TransferReport(0, 0, {})
-
-
-def _drain(weights: TensorStream) -> None:
-    try:
-        for _ in weights:
-            pass
-    except Exception:  # foreign code; the failure before it is the one to raise
-        logger.warning("the stream of weights failed while it was drained", exc_info=True)

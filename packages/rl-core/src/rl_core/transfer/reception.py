@@ -6,30 +6,25 @@ from typing import TYPE_CHECKING
 
 from rl_core.buckets import ALIGNMENT, align
 from rl_core.digests import KINDS
-from rl_core.errors import LifecycleError, MessageError, StaleVersionError, VerificationError
-from rl_core.interfaces import BucketLease
-from rl_core.transfer.causes import known_cause
+from rl_core.errors import MessageError, StaleVersionError, VerificationError
+from rl_core.transfer.lending import Lending
 from rl_core.transfer.messages import Ack, Begin, BucketReady, Complete, Done, End, Go, Ready
 from rl_core.transfer.plan import TransferPlan
-from rl_core.transfer.transport import BUFFERS, TransportError
+from rl_core.transfer.transport import BUFFERS
 from rl_core.transfer.unpacking import JoinBuffer, Unpacker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from rl_core.interfaces import LeasedTensor
+    from rl_core.interfaces import BucketLease
     from rl_core.metadata import Manifest
     from rl_core.transfer.link import Link
     from rl_core.transfer.transport import Inlet, Transport
     from rl_core.transfer.watch import Watch
 
 
-class Reception:
-    """The leases of one version, one at a time; see `rl_core.transfer.messages` for the order.
-
-    Attributes:
-        complete: every tensor was handed over, on every receiver.
-    """
+class Reception(Lending):
+    """The leases of one version; see `rl_core.transfer.messages` for the order."""
 
     def __init__(
         self,
@@ -41,43 +36,21 @@ class Reception:
         watch: Watch,
     ) -> None:
         """`watch` without news; `digest_kind` is what this side insists on, or None."""
-        self.complete = False
+        super().__init__()
         self._manifest = manifest
         self._kind = digest_kind
         self._link = link
         self._transport = transport
         self._join = join
         self._watch = watch
-        self._lent: BucketLease | None = None
-        self._consumer_error: BaseException | None = None
 
-    def leases(self, on_error: Callable[[BaseException], None]) -> Iterator[BucketLease]:
-        """The leases, in stream order; `on_error` hears why it ended early, at once.
-
-        A generator: when its consumer goes away, it is closed, and `on_error` hears that too.
-        """
-        self._on_error = on_error
-        try:
-            yield from self._run()
-        except GeneratorExit:
-            if self._consumer_error is None:
-                on_error(LifecycleError("the consumer of the weights went away before their end"))
-            raise
-        except TransportError as error:
-            cause = known_cause(error, self._hear)
-            on_error(cause)
-            raise cause from error
-        except BaseException as error:
-            on_error(error)
-            raise
-        self.complete = True
-
-    def _run(self) -> Iterator[BucketLease]:
+    def run(self) -> Iterator[BucketLease]:
+        """Handshake, buckets, trailer."""
         begin = self._link.expect(Begin, self._watch)
         check_begin(begin, self._manifest, self._kind)
         watch = self._watch.sooner(begin.seconds)
         plan = TransferPlan.of(self._manifest.tensors, begin.bucket_bytes, begin.direct_bytes)
-        inlet = self._transport.inlet(plan, begin.properties, watch.hearing(self._hear))
+        inlet = self._transport.inlet(plan, begin.properties, watch.hearing(self.hear))
         self._link.tell(Ready(inlet.properties()), watch)
         inlet.introduced(self._link.expect(Go, watch).properties)
         unpacker = Unpacker(plan, self._manifest, begin.digest_kind, self._join)
@@ -98,34 +71,15 @@ class Reception:
                 raise MessageError(f"bucket {announced.bucket} was announced, due was {bucket}")
             entries = unpacker.open(announced, inlet.finish(bucket))
             if entries:
-                yield self._lend(entries)
-                self._check_returned()
+                yield self.lend(entries)
+                self.check_returned()
             watch.check("the consumer to go on")
             self._link.tell(Ack(bucket), watch)
             if bucket + BUFFERS < count:
                 inlet.start(bucket + BUFFERS)
 
-    def _lend(self, entries: list[LeasedTensor]) -> BucketLease:
-        self._lent = BucketLease(entries, self._returned, self._consumer_failed)
-        return self._lent
-
-    def _returned(self) -> None:
-        self._lent = None
-
-    def _consumer_failed(self, error: BaseException) -> None:
-        if isinstance(error, GeneratorExit):
-            return
-        self._consumer_error = error
-        self._on_error(error)
-
-    def _check_returned(self) -> None:
-        if self._consumer_error is not None:
-            msg = f"the consumer failed in a lease: {self._consumer_error}"
-            raise LifecycleError(msg) from self._consumer_error
-        if self._lent is not None:
-            raise LifecycleError("the next lease was asked for while one is open; leave it first")
-
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """Raise what the sender has reported, or that it is gone."""
         self._link.pump(self._watch.deadline)
 
 

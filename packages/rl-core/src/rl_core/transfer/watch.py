@@ -42,6 +42,10 @@ class Watch:
         """The same watch, with another source of news."""
         return Watch(self.deadline, self._tokens, news)
 
+    def also(self, token: CancelToken) -> "Watch":
+        """The same watch, ended by a further token as well."""
+        return Watch(self.deadline, (*self._tokens, token), self._news)
+
     def sooner(self, seconds: float) -> "Watch":
         """The same watch, with a deadline at most `seconds` from now."""
         return Watch(self.deadline.sooner(seconds), self._tokens, self._news)
