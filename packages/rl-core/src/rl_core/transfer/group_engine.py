@@ -94,12 +94,10 @@ class GroupEngine(CheckpointEngine):
         self, weights: TensorStream, manifest: Manifest, deadline: Deadline, cancel: CancelToken
     ) -> TransferReport:
         """Stream every tensor; returns once every receiver has handed over the last one."""
-        self._require_role("send_weights", SENDER)
-        self._life.stage = Stage.MOVING
         try:
+            self._require_role("send_weights", SENDER)
             report = self._send(weights, manifest, Watch(deadline, (cancel, self._abort)))
-        except BaseException as error:
-            self.fail(error)
+        except BaseException:
             _drain(weights)
             raise
         self._life.stage = Stage.MOVED
@@ -186,10 +184,15 @@ class GroupEngine(CheckpointEngine):
             raise known_cause(error, self._hear(watch)) from error
 
     def _send(self, weights: TensorStream, manifest: Manifest, watch: Watch) -> TransferReport:
-        self._check_run(manifest)
-        if self._place is not None and self._place.rank < 0:
-            return _drained(weights, manifest)
-        return self._mover.send(weights, manifest, self._peers, watch)
+        self._life.stage = Stage.MOVING
+        try:
+            self._check_run(manifest)
+            if self._place is not None and self._place.rank < 0:
+                return _drained(weights, manifest)
+            return self._mover.send(weights, manifest, self._peers, watch)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def _lent(self, lending: Lending) -> Iterator[BucketLease]:
         yield from lending.leases(self.fail)
