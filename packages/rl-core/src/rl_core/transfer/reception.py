@@ -84,6 +84,17 @@ class Reception(Lending):
 
 
 def check_begin(begin: Begin, manifest: Manifest, digest_kind: str | None) -> None:
+    """As `check_announcement`, and MessageError for buckets that make no sense."""
+    check_announcement(begin, manifest, digest_kind)
+    most = max(ALIGNMENT, sum(align(meta.nbytes) for meta in manifest.tensors))
+    if begin.bucket_bytes % ALIGNMENT or not 0 < begin.bucket_bytes <= most:
+        msg = f"a bucket of {begin.bucket_bytes} bytes makes no sense for {most} bytes of payload"
+        raise MessageError(msg)
+    if begin.direct_bytes < 0:
+        raise MessageError(f"negative size of direct tensors: {begin.direct_bytes}")
+
+
+def check_announcement(begin: Begin, manifest: Manifest, digest_kind: str | None) -> None:
     """Compare what the sender announces with what is expected here.
 
     Errors: StaleVersionError (another version or run), ManifestMismatchError naming the first
@@ -104,9 +115,3 @@ def check_begin(begin: Begin, manifest: Manifest, digest_kind: str | None) -> No
         raise VerificationError(msg)
     if begin.digest_kind not in (None, *KINDS):
         raise MessageError(f"unknown kind of digest: {begin.digest_kind!r}")
-    most = max(ALIGNMENT, sum(align(meta.nbytes) for meta in mine.tensors))
-    if begin.bucket_bytes % ALIGNMENT or not 0 < begin.bucket_bytes <= most:
-        msg = f"a bucket of {begin.bucket_bytes} bytes makes no sense for {most} bytes of payload"
-        raise MessageError(msg)
-    if begin.direct_bytes < 0:
-        raise MessageError(f"negative size of direct tensors: {begin.direct_bytes}")
