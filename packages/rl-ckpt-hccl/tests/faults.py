@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import torch
-from rl_ckpt_hccl.transport import BroadcastInlet
 
+from rl_ckpt_hccl.transport import BroadcastInlet
 from rl_core.interfaces import CheckpointEngine
 from rl_core.transfer.plan import Segment, TransferPlan
 

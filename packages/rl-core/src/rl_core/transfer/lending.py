@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from rl_core.errors import LifecycleError
+from rl_core.errors import LifecycleError, TransferError
 from rl_core.interfaces import BucketLease
 from rl_core.transfer.causes import known_cause
 from rl_core.transfer.transport import TransportError
@@ -46,7 +46,7 @@ class Lending(ABC):
             yield from self.run()
         except GeneratorExit:
             if self._consumer_error is None:
-                on_error(LifecycleError("the consumer of the weights went away before their end"))
+                on_error(TransferError("the consumer of the weights went away before their end"))
             raise
         except TransportError as error:
             cause = known_cause(error, self.hear)
