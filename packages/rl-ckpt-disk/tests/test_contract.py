@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -14,7 +15,7 @@ FAULTS = Path(__file__).with_name("faults.py")
 @pytest.mark.engine
 class TestDisk(CheckpointEngineContract):
     backend = "disk"
-    faults = {
+    faults: ClassVar = {
         CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from rl_core.channel import new_key
 from rl_core.errors import MiniRLError
@@ -17,6 +18,17 @@ DRIVER = "rl_core.testing.checkpoint_driver:CheckpointDriver"
 START_S = 90.0
 """Seconds for a new process, or a new engine, on a busy machine."""
 
+GRACE_S = 5.0
+"""Seconds after a deadline within which a call must have ended."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds given to a sync that should succeed, and to one that should fail."""
+
+    normal_s: float = 30.0
+    fault_s: float = 4.0
+
 
 class CheckpointCase:
     """Everything that the contract's tests of one backend share.
@@ -28,18 +40,17 @@ class CheckpointCase:
         dirty: whether the last sync failed, so that the next test gets new engines.
     """
 
-    deadline_s = 30.0
-    grace_s = 5.0
-
     def __init__(
         self,
         backend: str,
         options: Options,
         launcher: Launcher,
         environment: Mapping[str, str],
-        fault_deadline_s: float = 4.0,
+        deadlines: Deadlines,
     ) -> None:
-        self.fault_deadline_s = fault_deadline_s
+        self.deadline_s = deadlines.normal_s
+        self.fault_deadline_s = deadlines.fault_s
+        self.grace_s = GRACE_S
         self.dirty = False
         self.key = new_key()
         self.backend = backend

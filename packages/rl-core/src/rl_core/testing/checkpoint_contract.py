@@ -24,7 +24,7 @@ from typing import ClassVar
 import pytest
 
 from rl_core.interfaces import Launcher
-from rl_core.testing.checkpoint_case import CheckpointCase
+from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_content_contract import ContentContract
 from rl_core.testing.checkpoint_failure_contract import FailureContract
 from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
@@ -58,6 +58,7 @@ class CheckpointEngineContract(
     Attributes:
         backend: name of an installed backend, or `module:ATTRIBUTE` of a `CheckpointBackend`.
         environment: set in every process before it imports anything.
+        deadline_s: deadline of calls that are expected to succeed.
         fault_deadline_s: deadline of calls that are expected to fail; the longest that a
             transport needs to notice a dead peer.
         faults: hooks that damage the backend's own transport; see `CheckpointFault`.
@@ -66,6 +67,7 @@ class CheckpointEngineContract(
 
     backend: ClassVar[str] = ""
     environment: ClassVar[Mapping[str, str]] = {}
+    deadline_s: ClassVar[float] = 30.0
     fault_deadline_s: ClassVar[float] = 4.0
 
     @pytest.fixture(scope="class")
@@ -81,8 +83,7 @@ class CheckpointEngineContract(
     @pytest.fixture(scope="class")
     def case(self, options: Options, launcher: Launcher) -> Iterator[CheckpointCase]:
         """The processes that all tests of the class share."""
-        case = CheckpointCase(
-            self.backend, options, launcher, self.environment, self.fault_deadline_s
-        )
+        deadlines = Deadlines(self.deadline_s, self.fault_deadline_s)
+        case = CheckpointCase(self.backend, options, launcher, self.environment, deadlines)
         yield case
         case.close()
