@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rl_core.channel import Listener
 from rl_core.deadlines import CancelToken
-from rl_core.errors import ConfigError, LifecycleError, StaleVersionError
+from rl_core.errors import ConfigError, LifecycleError, StaleVersionError, WeightSyncError
 from rl_core.interfaces import CheckpointEngine, Endpoint, TransferReport
 from rl_core.metadata import ManifestCheck
 from rl_core.transfer.causes import known_cause
@@ -80,10 +80,11 @@ class GroupEngine(CheckpointEngine):
         if place.rank >= 0 and place.endpoints[place.rank] != self._endpoint:
             msg = f"place {place.rank} of the group is not this {self._role.role}'s"
             raise LifecycleError(f"{msg}; build it from the endpoints that prepare returned last")
-        if place != self._place and place.rank >= 0:
+        watch = Watch(deadline, (self._abort,))
+        if place.rank >= 0 and not self._stands(place, watch):
             self._leave()
             try:
-                self._connect(place, Watch(deadline, (self._abort,)))
+                self._connect(place, watch)
             except BaseException as error:
                 self.fail(error)
                 raise
@@ -168,6 +169,16 @@ class GroupEngine(CheckpointEngine):
         if self._role.role != role:
             raise LifecycleError(f"{call} is not for a {self._role.role}")
         self._life.require(call, Stage.CONNECTED)
+
+    def _stands(self, place: Place, watch: Watch) -> bool:
+        """Whether the group of the last sync is this one, and nobody has left it meanwhile."""
+        if place != self._place:
+            return False
+        try:
+            self._hear(watch)()
+        except WeightSyncError:
+            return False
+        return True
 
     def _connect(self, place: Place, watch: Watch) -> None:
         join = Join(PROTOCOL, self._role.run_id, place.rank, group_name(self._role.run_id, place))
