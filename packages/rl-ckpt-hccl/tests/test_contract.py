@@ -1,4 +1,8 @@
+"""The contract of checkpoint engines, with and without sending from own storage."""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -8,28 +12,25 @@ from rl_core.testing.checkpoint_contract import (
     FaultHook,
 )
 
-FAULTS = Path(__file__).with_name("faults.py")
+_FAULTS = Path(__file__).with_name("faults.py")
 
 
-@pytest.mark.engine
-class TestHccl(CheckpointEngineContract):
+class Hccl:
     backend = "hccl"
-    faults = {
-        CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{FAULTS}:corrupt"),
-        CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
-        CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),
+    faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
+        CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),
+        CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{_FAULTS}:truncate"),
+        CheckpointFault.MISSING: FaultHook("sender 0", f"{_FAULTS}:lose"),
     }
 
 
 @pytest.mark.engine
-class TestHcclPacked(CheckpointEngineContract):
-    """The same without sending from own storage."""
+class TestHccl(Hccl, CheckpointEngineContract):
+    pass
 
-    backend = "hccl"
-    not_applicable = {}
 
+@pytest.mark.engine
+class TestHcclPacked(Hccl, CheckpointEngineContract):
     @pytest.fixture(scope="class")
     def options(self):
         return {"direct_share": 0.0}
-
-    faults = TestHccl.faults
