@@ -15,6 +15,7 @@ FAULTS = Path(__file__).with_name("faults.py")
 @pytest.mark.engine
 class TestDisk(CheckpointEngineContract):
     backend = "disk"
+    fault_deadline_s = 2.0
     faults: ClassVar = {
         CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),

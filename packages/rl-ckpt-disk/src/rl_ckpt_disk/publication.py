@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DIRECTORY = "directory"
 """Property of `Begin`: name of the checkpoint within the directory of the run."""
 
-_SPARE_BYTES = 1 << 20
+_SPARE_BYTES = 1 << 17
 
 
 @dataclass
