@@ -79,12 +79,8 @@ class Ring:
         futures = [
             self.threads.submit(self.sender.send_weights, stream, manifest, deadline, self.cancel)
         ]
-        for receiver in self.receivers:
-            futures.append(
-                self.threads.submit(
-                    _receive, receiver, expected or manifest, deadline, self.cancel, consume
-                )
-            )
+        call = (expected or manifest, deadline, self.cancel, consume)
+        futures += [self.threads.submit(_receive, each, *call) for each in self.receivers]
         return [future.exception() or future.result() for future in futures]
 
     def finalize(self, success):
