@@ -32,7 +32,7 @@ class ControlEnd:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """Descriptor of the socket, for polling."""
+        """Descriptor of the socket, for polling; -1 once closed."""
         return self._channel.fileno()
 
     def send(self, message: Message, deadline: Deadline) -> None:
@@ -51,6 +51,8 @@ class ControlEnd:
 
         Errors: what the peer reported as its failure, TransferError if it is gone, MessageError.
         """
+        if self._channel.fileno() < 0:
+            raise TransferError(f"{self.peer} went away: the connection was closed")
         while self._channel.poll(0):
             self._inbox.append(self._receive(deadline))
 

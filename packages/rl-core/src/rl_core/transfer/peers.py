@@ -128,7 +128,8 @@ class Peers:
         watch.check(f"{what} from {names}")
         poll = select.poll()
         for end in self._ends.values():
-            poll.register(end.fileno(), select.POLLIN)
+            if end.fileno() >= 0:
+                poll.register(end.fileno(), select.POLLIN)
         poll.poll(20)
 
     def _admit(
