@@ -26,17 +26,20 @@ class Run:
     path: Path
     arguments: tuple[str, ...]
     program: Path = APP
+    run_dir: Path = Path()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
     code: int | None = None
     seconds: float = 0.0
 
     def start(self) -> "Run":
+        if self.run_dir == Path():
+            self.run_dir = self.path / "run"
         self.path.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(self.program), *self.arguments]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, f"trainer.run_dir={self.path / 'run'}"],
+                [*command, f"trainer.run_dir={self.run_dir}"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.path,
@@ -92,10 +95,6 @@ class Run:
         return [pid for pid in _pids() if needle in _environment(pid)]
 
     @property
-    def run_dir(self) -> Path:
-        return self.path / "run"
-
-    @property
     def summary(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "summary.json").read_text())
 
@@ -133,13 +132,13 @@ class Runner:
         self._root = root
         self._runs: list[Run] = []
 
-    def start(self, *arguments: str, program: Path = APP) -> Run:
-        run = Run(self._root / f"run{len(self._runs)}", arguments, program)
+    def start(self, *arguments: str, program: Path = APP, run_dir: Path | None = None) -> Run:
+        run = Run(self._root / f"run{len(self._runs)}", arguments, program, run_dir or Path())
         self._runs.append(run)
         return run.start()
 
-    def complete(self, *arguments: str, timeout: float = 400, program: Path = APP) -> Run:
-        return self.start(*arguments, program=program).finish(timeout)
+    def complete(self, *arguments: str, timeout: float = 400, **options: Path | None) -> Run:
+        return self.start(*arguments, **options).finish(timeout)
 
     def close(self) -> None:
         for run in self._runs:

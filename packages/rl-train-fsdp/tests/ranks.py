@@ -40,9 +40,7 @@ class Script:
     def gradients(self):
         """Full gradients of the last step by module name."""
         model = self.engine._parts.policy.model
-        return {
-            name: tensor.grad.full_tensor() for name, tensor in module_tensors(model).items()
-        }
+        return {name: tensor.grad.full_tensor() for name, tensor in module_tensors(model).items()}
 
     def shards(self):
         """This rank's own shards."""
@@ -80,11 +78,17 @@ class _Keep(logging.Handler):
         LINES.append(record.getMessage())
 
 
+def say(word):
+    """One word to the test, on its own line."""
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
 def main():
     logger = logging.getLogger("rl_train_fsdp")
     logger.addHandler(_Keep())
     logger.setLevel(logging.INFO)
-    print("ready", flush=True)
+    say("ready")
     for line in sys.stdin:
         job = json.loads(line)
         LINES.clear()
@@ -94,16 +98,21 @@ def main():
             script = Script(RankPlace(**work["place"]), work["config"])
             results = script.run(work["calls"])
             outcome = {"results": results, "error": None}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the edge of the process
             trace = traceback.format_exc()
-            outcome = {"results": None, "error": error, "kind": type(error).__name__, "trace": trace}
+            outcome = {
+                "results": None,
+                "error": error,
+                "kind": type(error).__name__,
+                "trace": trace,
+            }
         finally:
             if script is not None:
                 script.engine.shutdown()
             if dist.is_initialized():
                 dist.destroy_process_group()
         torch.save(outcome, job["out"])
-        print("done", flush=True)
+        say("done")
 
 
 if __name__ == "__main__":

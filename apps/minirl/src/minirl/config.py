@@ -100,7 +100,7 @@ class RolloutConfig:
     kv_cache_memory_gb: float | None = None
     """KV cache of one engine rank in GiB; null leaves it to the engine, 0.25 on cpu."""
     free_cache_engine: bool = True
-    """Free the engine's memory while the actor trains."""
+    """Free the engine's memory while the actor trains, if a weight sync follows."""
     tensor_model_parallel_size: int = 1
     temperature: float = 1.0
     top_p: float = 1.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minirl.smollm2 import smollm2_directory
+from minirl.smollm2 import default_directory
 from minirl.tiny_model import ensure_tiny_model
 from rl_core.errors import ConfigError
 
@@ -16,7 +16,7 @@ def resolve_model(local_path: str | None) -> tuple[Path, bool]:
     if local_path is None:
         return ensure_tiny_model(), True
     if local_path == "smollm2" and not Path(local_path).exists():
-        directory = smollm2_directory()
+        directory = default_directory()
         if not (directory / "config.json").exists():
             msg = "SmolLM2-135M-Instruct is not on this machine yet; run: minirl fetch smollm2"
             raise ConfigError(msg)

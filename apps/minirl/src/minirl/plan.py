@@ -10,6 +10,7 @@ from minirl.memory_budget import check_memory
 from minirl.models import resolve_model
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
+from rl_core.interfaces import SupportsFileCheck
 from rl_core.metadata import nearest
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -200,13 +201,14 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     engine.pop("backend")
     engine["wire_dtype"] = config.rollout.dtype
     algorithm = config.algorithm
+    steps = config.trainer.total_training_steps
+    optimizer = asdict(config.actor.optimizer_config)
+    # A run shorter than its warm-up is one that somebody tries out: let it.
+    optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps - 1)
     return {
         "model": {"local_path": str(model_path)},
         "engine": engine,
-        "optimizer": {
-            **asdict(config.actor.optimizer_config),
-            "total_training_steps": config.trainer.total_training_steps,
-        },
+        "optimizer": {**optimizer, "total_training_steps": steps},
         "loss": {
             "clip_ratio": algorithm.clip_ratio,
             "kl_coef": algorithm.kl_coef,
@@ -225,7 +227,7 @@ def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "kv_cache_memory_gb": rollout.kv_cache_memory_gb,
         "free_cache_engine": rollout.free_cache_engine,
-        "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
         "max_model_len": config.data.max_prompt_length + rollout.max_completion_length,
         "bucket_megabytes": config.checkpoint_engine.update_weights_bucket_megabytes,
         "engine_kwargs": rollout.engine_kwargs,
@@ -238,4 +240,6 @@ def _check_backend(group: str, name: str, values: dict[str, Any], where: str) ->
         backend = plugins.load_backend(group, name)
     except ComponentNotFoundError as error:
         raise ConfigError(f"{where}: {error}") from error
-    plugins.build_config(plugins.load_object(backend.config_cls), values, where)
+    config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
+    if isinstance(config, SupportsFileCheck):
+        config.check_files()

@@ -1,9 +1,10 @@
 """Prompts to train on and to evaluate on, from any of the sources that `data` can name.
 
-Reading a data set checks all of it, so that a bad line stops the run before anything starts.
+Reading a data set checks every line, so that a bad one stops the run before anything starts.
 Token ids are made when a prompt is asked for: a large file costs no start-up time for them.
 """
 
+import heapq
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from rl_core.metadata import nearest
 logger = logging.getLogger(__name__)
 
 TASKS = ("repeat",)
+_CHECKED_AT_START = 2000
 
 
 class DataSettings(Protocol):
@@ -74,7 +76,7 @@ class PromptSet(Sequence[Prompt]):
             tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
             max_length: tokens allowed, chat template included.
 
-        Errors: ConfigError names the first prompt that is too long or that the chat template
+        Errors: ConfigError names a prompt that is too long or that the chat template
         refuses.
         """
         self._raw = raw
@@ -108,28 +110,30 @@ class PromptSet(Sequence[Prompt]):
         )
 
     def _check(self) -> None:
-        """Tokenise what might be too long or unreadable; the rest cannot be.
+        """Tokenise those that might be too long or unreadable, the longest if they are many.
 
-        A tokenizer makes at most one token of a byte, so a short text needs no look.
+        A tokenizer makes at most one token of a byte, so a short text needs no look. Tokenising
+        100,000 long prompts would take a minute; what is left out is checked when it is drawn.
         """
         if not self._raw:
             return
-        shell = len(self._encode([self._raw[0]])[0])
-        room = self._max_length - shell
-        unsure = [
+        room = self._max_length - len(self._encode([self._raw[0]])[0])
+        suspects = [
             raw
             for raw in self._raw
-            if raw.is_chat or not raw.text.isascii() or len(raw.text) > room
+            if raw.is_chat or not raw.text.isascii() or _num_bytes(raw) > room
         ]
+        if len(suspects) > _CHECKED_AT_START:
+            suspects = heapq.nlargest(_CHECKED_AT_START, suspects, key=_num_bytes)
         unknown = self._tokenizer.unk_token_id
         unreadable = [
             raw
-            for raw, ids in zip(unsure, self._encode(unsure), strict=True)
+            for raw, ids in zip(suspects, self._encode(suspects), strict=True)
             if unknown is not None and unknown in ids
         ]
         if unreadable:
             logger.warning(
-                "%s and %d more prompts have characters that the model's tokenizer does not know",
+                "%s and %d more prompts have characters that the model's tokenizer lacks",
                 unreadable[0].origin,
                 len(unreadable) - 1,
             )
@@ -235,3 +239,7 @@ def _hold_out(
 
 def _plain_text(raw: RawPrompt) -> str:
     return "\n".join(message["content"] for message in raw.messages)
+
+
+def _num_bytes(raw: RawPrompt) -> int:
+    return sum(len(message["content"].encode()) for message in raw.messages)

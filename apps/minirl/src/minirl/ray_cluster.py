@@ -59,8 +59,6 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
-            # Nothing of a run on one host needs to be reachable from another.
-            _node_ip_address="127.0.0.1",
             _temp_dir=str(directory),
             configure_logging=False,
         )

@@ -31,6 +31,7 @@ class ResourcePool:
     """`world_size` devices in one placement group; rank r owns bundle r after sorting by node."""
 
     def __init__(self, name: str, per_node: int, nnodes: int, device: str) -> None:
+        """Describe the pool; `reserve` gets the devices."""
         self.name = name
         self.device = device
         self.world_size = per_node * nnodes
@@ -69,6 +70,9 @@ class ResourcePool:
     def _sorted_bundles(self) -> list[Bundle]:
         table = ray.util.placement_group_table(self.group)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        if len(nodes) == 1:
+            # Nothing of a run on one host needs to be reachable from another one.
+            nodes = dict.fromkeys(nodes, "127.0.0.1")
         placed = sorted(table["bundles_to_node_id"].items(), key=lambda item: (item[1], item[0]))
         seen: dict[str, int] = {}
         bundles = []

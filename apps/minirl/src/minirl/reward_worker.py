@@ -10,6 +10,7 @@ also arms an alarm of the kernel.
 """
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -29,6 +30,7 @@ import msgspec
 from minirl.reward_messages import Batch, Loaded, Part, Raised, Refused, Rewards, Target, ToWorker
 from rl_core.channel import KEY_BYTES, Channel
 from rl_core.deadlines import Deadline
+from rl_core.errors import TransferError
 
 _USER_MODULE = "minirl_user_reward"
 _ANSWER_S = 30.0
@@ -52,7 +54,7 @@ def main() -> None:
             channel.send(loaded, Deadline.after(_ANSWER_S))
             return
         channel.send(_signature(loaded), Deadline.after(_ANSWER_S))
-        with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner, contextlib.suppress(TransferError):  # the run is gone
             while True:
                 arguments, limit_s = _receive(channel)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)

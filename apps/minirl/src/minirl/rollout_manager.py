@@ -43,7 +43,7 @@ class RolloutManager:
         self._launcher = launcher
         self._replicas: list[Replica] = []
         self._leaders: list[RolloutAdapter] = []
-        self.tp_size = int(config["tensor_model_parallel_size"])
+        self.tp_size = int(config["tensor_parallel_size"])
 
     def start(
         self, pool: ResourcePool, world_size: int, mode: RolloutMode, timeout_s: float

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 from minirl.business_log import ConsoleHandler, LogServer, attach
@@ -56,14 +57,17 @@ class TaskRunner:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
         self._plan = make_plan(self._config)
         self._data = load_task_data(self._plan)
-        run_dir = create_run_dir(self._config.trainer.run_dir)
+        with contextlib.closing(self._data.scorer):
+            run_dir = create_run_dir(self._config.trainer.run_dir)
+            return self._run_in(run_dir)
+
+    def _run_in(self, run_dir: Path) -> int:
         become_subreaper()
         with (
             redirected_output(run_dir / "logs" / "driver.log") as stream,
             ProgressView(self._config.trainer.total_training_steps, stream) as self._view,
             RunOutput(run_dir, self._config) as output,
             MemoryWatch() as self._memory,
-            contextlib.closing(self._data.scorer),
         ):
             attach(ConsoleHandler(stream, self._view.console))
             return self._guarded(output)

@@ -1,14 +1,12 @@
 """The embedded model: Qwen3 architecture, about 1M parameters, made from a seed.
 
 `ensure_tiny_model` keeps it in the user's cache directory. The weights are random: the model knows
-nothing until it is trained, which is the point of the default run.
+nothing until it is trained, which is the point of the default run. Its output head is a matrix of
+its own (untied), so that the default run has no two names for one tensor; the tied and the MoE
+variants exist for tests of exactly that.
 """
 
 import json
-import os
-import secrets
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +14,19 @@ from typing import Any, Literal
 import xxhash
 
 from minirl.char_tokenizer import END, FILES, PAD, VOCABULARY, write_tokenizer
-from rl_core.errors import ConfigError
+from minirl.model_directory import (
+    cache_directory,
+    edit_json,
+    ensure_directory,
+    no_progress_bars,
+    write_record,
+)
 
 Kind = Literal["dense", "tied", "moe"]
 
 MAX_LENGTH = 1024
-_DIGESTS = "recipe.json"
+"""Tokens that the model can attend to."""
+_ROPE_THETA = 10000.0
 _MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", *FILES)
 
 
@@ -37,9 +42,10 @@ class Recipe:
         hidden: width of the model; `layers`, `heads`, `kv_heads`, `head_dim`, `intermediate`
             likewise. vLLM's CPU attention has kernels for head_dim 32, 64, 80, ... only; 6 and 2
             heads split over two tensor-parallel ranks.
-        initial_scale: standard deviation of every matrix but the embedding.
-        embedding_scale: standard deviation of the embedding; with a tied head it takes
-            `initial_scale`, or the first logits would be far from flat.
+        matrix_scale: standard deviation of every matrix but the embedding. With 0.05 the default
+            task is learned in a third of the steps that it takes with the usual 0.02.
+        embedding_scale: standard deviation of the embedding; with a tied head it is
+            `matrix_scale`, or the first logits would be far from flat.
     """
 
     kind: Kind = "dense"
@@ -51,8 +57,8 @@ class Recipe:
     kv_heads: int = 2
     head_dim: int = 32
     intermediate: int = 640
-    initial_scale: float = 0.02
-    embedding_scale: float = 1.0
+    matrix_scale: float = 0.05
+    embedding_scale: float = 0.3
 
     @property
     def directory_name(self) -> str:
@@ -61,36 +67,16 @@ class Recipe:
         return f"tiny-qwen3-{xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/minirl`, or `~/.cache/minirl`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minirl"
-
-
 def ensure_tiny_model(recipe: Recipe | None = None) -> Path:
     """The embedded model as a Hugging Face directory; built at the first call.
 
-    Several processes may call this at once: each stages a directory of its own, the first rename
-    wins. A directory with a missing or damaged file is replaced.
+    Safe to be called by several processes at once.
 
     Errors: ConfigError if the cache cannot be written.
     """
     recipe = recipe or Recipe()
     target = cache_directory() / recipe.directory_name
-    if is_complete(target):
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        msg = f"cannot write the embedded model to {target.parent}: {error}; set XDG_CACHE_HOME"
-        raise ConfigError(msg) from error
-    try:
-        _build(stage, recipe)
-        _move_into_place(stage, target)
-    except OSError as error:
-        raise ConfigError(f"cannot write the embedded model to {target}: {error}") from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    ensure_directory(target, lambda stage: _build(stage, recipe))
     return target
 
 
@@ -99,15 +85,6 @@ def build_tiny_model(path: Path, kind: Kind = "dense", seed: int = 1) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     _build(path, Recipe(kind=kind, seed=seed))
     return path
-
-
-def is_complete(directory: Path) -> bool:
-    """Whether all files are there with the bytes that were written."""
-    try:
-        expected = json.loads((directory / _DIGESTS).read_text())["files"]
-        return all(_digest(directory / name) == expected[name] for name in _MODEL_FILES)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _build(directory: Path, recipe: Recipe) -> None:
@@ -122,11 +99,12 @@ def _build(directory: Path, recipe: Recipe) -> None:
     model.generation_config = GenerationConfig(
         eos_token_id=VOCABULARY.index(END), pad_token_id=VOCABULARY.index(PAD), do_sample=True
     )
-    model.save_pretrained(directory)
+    with no_progress_bars():
+        model.save_pretrained(directory)
+    # Where transformers 4 looks for it; version 5 writes it elsewhere and reads both.
+    edit_json(directory / "config.json", rope_theta=_ROPE_THETA)
     write_tokenizer(directory, MAX_LENGTH)
-    files = {name: _digest(directory / name) for name in _MODEL_FILES}
-    record = json.dumps({"recipe": asdict(recipe), "files": files}, indent=1)
-    (directory / _DIGESTS).write_text(record)
+    write_record(directory, _MODEL_FILES, asdict(recipe))
 
 
 def _config(recipe: Recipe) -> Any:
@@ -141,6 +119,7 @@ def _config(recipe: Recipe) -> Any:
         "num_key_value_heads": recipe.kv_heads,
         "head_dim": recipe.head_dim,
         "max_position_embeddings": MAX_LENGTH,
+        "rope_theta": _ROPE_THETA,
         "tie_word_embeddings": recipe.kind == "tied",
         "eos_token_id": VOCABULARY.index(END),
         "pad_token_id": VOCABULARY.index(PAD),
@@ -163,34 +142,5 @@ def _initialise(model: Any, recipe: Recipe) -> None:
                 parameter.fill_(1.0)
                 continue
             wide = "embed_tokens" in name and recipe.kind != "tied"
-            scale = recipe.embedding_scale if wide else recipe.initial_scale
+            scale = recipe.embedding_scale if wide else recipe.matrix_scale
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-
-
-def _move_into_place(stage: Path, target: Path) -> None:
-    """Rename `stage` to `target`, unless another process has just finished the same."""
-    stage.chmod(0o755)
-    for _ in range(8):
-        try:
-            stage.rename(target)
-        except OSError:
-            if is_complete(target):
-                return
-            _remove_damaged(target)
-        else:
-            return
-    raise OSError("the directory reappears incomplete; is another version writing there?")
-
-
-def _remove_damaged(target: Path) -> None:
-    """Move away before deleting: no reader sees a directory that is being emptied."""
-    away = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    try:
-        target.rename(away)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(away, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    return xxhash.xxh3_128_hexdigest(path.read_bytes())

@@ -82,7 +82,7 @@ class Trainer:
             self._estimate_advantages(samples)
             batch = [sample.to_train_sample() for sample in samples]
         with self._phase(timer, step, "sync"):
-            self._system.weight_sync.release(weights=self._is_sync_step(step))
+            self._release(step)
         with self._phase(timer, step, "old_log_prob"):
             old = self._compute_log_probs(batch)
         with self._phase(timer, step, "update_actor"):
@@ -160,9 +160,13 @@ class Trainer:
         trainer = self._config.trainer
         return step % trainer.sync_freq == 0 or step == trainer.total_training_steps
 
+    def _release(self, step: int) -> None:
+        """Free the engines' memory for training; not if they have to serve on without a sync."""
+        if self._is_sync_step(step):
+            self._system.weight_sync.release()
+
     def _publish(self, step: int) -> None:
         if not self._is_sync_step(step):
-            self._system.weight_sync.keep()
             return
         version = PolicyVersion(self._version.epoch, step)
         self._system.weight_sync.sync(version, "trained")

@@ -61,16 +61,11 @@ class FusedWeightSync:
         self._released = False
         self.records: list[SyncRecord] = []
 
-    def release(self, *, weights: bool = True) -> None:
-        """Hand the engines' memory to the actor, until the next `sync` or `keep`.
-
-        Args:
-            weights: free the weights too; only if a sync comes before the next request.
-        """
+    def release(self) -> None:
+        """Hand the engines' memory to the actor; the replicas answer nothing until `sync`."""
         if self._settings.free_cache_engine and not self._released:
             index = len(self.records) + 1
-            tags = (KV_CACHE, WEIGHTS) if weights else (KV_CACHE,)
-            freed = self._rollout.release(tags, self._settings.timeout_s)
+            freed = self._rollout.release((KV_CACHE, WEIGHTS), self._settings.timeout_s)
             self._released = True
             _logger.info(
                 "Fused weight sync: release rollout memory before sync_index=%d, %s",
@@ -102,11 +97,6 @@ class FusedWeightSync:
         record = self._record(index, version, phase, reports, clock)
         self.records.append(record)
         return record
-
-    def keep(self) -> None:
-        """Go on serving the present version after `release(weights=False)`."""
-        self._resume(KV_CACHE, len(self.records))
-        self._released = False
 
     def digest_of(self, version: PolicyVersion) -> str | None:
         """Digest of digests of a published version, if its transfer was verified."""

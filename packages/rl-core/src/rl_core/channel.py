@@ -109,15 +109,16 @@ def _open(
 ) -> "Channel":
     if connection.family == socket.AF_INET:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        return Channel(connection, key, types, deadline, accepted=accepted)
-    except (TransferError, MessageError):
-        connection.close()
-        raise
+    return Channel(connection, key, types, deadline, accepted=accepted)
 
 
 class Channel:
-    """One end of a connection. Not thread-safe: one sender and one receiver at a time."""
+    """One end of a connection.
+
+    One thread may send while another one receives; no two may do the same. A receive that timed
+    out can be repeated. A send that failed, or a message that is not authentic, closes the
+    channel: what follows on the wire has no meaning any more.
+    """
 
     def __init__(
         self,
@@ -129,12 +130,19 @@ class Channel:
         accepted: bool,
     ) -> None:
         self._socket = connection
+        # A socket has one timeout: sending and receiving need one each.
+        self._reader = connection.dup()
+        self._pending = bytearray()
         self._decoder = msgspec.msgpack.Decoder(types)
         self._encoder = msgspec.msgpack.Encoder()
         self._sent = self._received = 0
         self._out, self._in = (b"a", b"c") if accepted else (b"c", b"a")
         self._key = key
-        self._key = self._handshake(accepted, deadline)
+        try:
+            self._key = self._handshake(accepted, deadline)
+        except (TransferError, MessageError):
+            self.close()
+            raise
 
     def _handshake(self, accepted: bool, deadline: Deadline) -> bytes:
         mine = secrets.token_bytes(_NONCE_BYTES)
@@ -155,7 +163,11 @@ class Channel:
             raise MessageError(f"message of {len(payload)} bytes exceeds {MAX_MESSAGE_BYTES}")
         mac = self._mac(self._out, self._sent, payload)
         self._sent += 1
-        self._send_all(_LENGTH.pack(len(payload)) + mac + payload, deadline)
+        try:
+            self._send_all(_LENGTH.pack(len(payload)) + mac + payload, deadline)
+        except TransferError:
+            self.close()
+            raise
 
     def receive(self, deadline: Deadline) -> Any:
         """The next message, an instance of one of `types`.
@@ -163,12 +175,14 @@ class Channel:
         Errors: MessageError (forged, out of order, malformed), TransferError (peer gone),
         TransferTimeoutError.
         """
-        size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
+        size = _LENGTH.unpack(self._peek(_LENGTH.size, deadline))[0]
         if size > MAX_MESSAGE_BYTES:
+            self.close()
             raise MessageError(f"announced message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")
-        mac = self._read(_MAC_BYTES, deadline)
-        payload = self._read(size, deadline)
+        frame = self._read(_LENGTH.size + _MAC_BYTES + size, deadline)[_LENGTH.size :]
+        mac, payload = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(self._in, self._received, payload)):
+            self.close()
             raise MessageError(f"message {self._received} is not authentic or out of order")
         self._received += 1
         try:
@@ -191,7 +205,7 @@ class Channel:
     def receive_fd(self, deadline: Deadline) -> int:
         """The descriptor that the peer sent; the caller owns it."""
         result = _within(
-            deadline, self._socket, "a descriptor", socket.recv_fds, self._socket, 1, 1
+            deadline, self._reader, "a descriptor", socket.recv_fds, self._reader, 1, 1
         )
         if result[0] != b"F" or len(result[1]) != 1:
             for fd in result[1]:
@@ -204,6 +218,7 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._reader.close()
 
     def __enter__(self) -> "Channel":
         return self
@@ -224,14 +239,19 @@ class Channel:
         _within(deadline, self._socket, "the peer to read", self._socket.sendall, data)
 
     def _read(self, nbytes: int, deadline: Deadline) -> bytes:
-        parts = bytearray()
-        while len(parts) < nbytes:
-            want = nbytes - len(parts)
-            part = _within(deadline, self._socket, "a message", self._socket.recv, want)
+        data = self._peek(nbytes, deadline)
+        del self._pending[:nbytes]
+        return data
+
+    def _peek(self, nbytes: int, deadline: Deadline) -> bytes:
+        """The next `nbytes`, which stay pending; no more than that is read off the wire."""
+        while len(self._pending) < nbytes:
+            want = nbytes - len(self._pending)
+            part = _within(deadline, self._reader, "a message", self._reader.recv, want)
             if not part:
                 raise TransferError("the peer closed the connection")
-            parts += part
-        return bytes(parts)
+            self._pending += part
+        return bytes(self._pending[:nbytes])
 
 
 def _readable(on: socket.socket, seconds: float) -> bool:

@@ -45,13 +45,15 @@ class CancelToken:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._lock = threading.Lock()
         self._reason = ""
 
     def cancel(self, reason: str) -> None:
         """Ask the waiting side to stop."""
-        if not self._event.is_set():
-            self._reason = reason
-            self._event.set()
+        with self._lock:
+            if not self._event.is_set():
+                self._reason = reason
+                self._event.set()
 
     @property
     def cancelled(self) -> bool:

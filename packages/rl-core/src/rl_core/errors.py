@@ -60,7 +60,7 @@ class LifecycleError(MiniRLError, RuntimeError):
 
 
 class TrainError(MiniRLError, RuntimeError):
-    """The policy could not be updated; its weights are those of before."""
+    """The policy could not be updated, scored or saved."""
 
 
 class NonFiniteError(TrainError, ArithmeticError):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rl_core.metadata import Manifest, TensorMeta
     from rl_core.trajectory import Completion, GenerateRequest, LogProbs, TrainSample
 
-    TensorStream: TypeAlias = Iterator[tuple[TensorMeta, Tensor]]
+TensorStream: TypeAlias = "Iterator[tuple[TensorMeta, Tensor]]"
+"""Tensors of one version in stream order; each is valid until the next one is asked for."""
 
 API_VERSION = 1
 """Version of these interfaces; a plug-in declares the one it was written for."""
@@ -453,7 +454,10 @@ class RolloutAdapter(ABC):
     ) -> LoadReport:
         """Load one complete version into this rank; the replica is then LOADED, not serving.
 
-        Errors: `WeightSyncError` or `VerificationError`; the replica is then FENCED.
+        Errors: `StaleVersionError` (an old or repeated version) and `LifecycleError` (another
+        update is under way) refuse the update before anything is touched, and the replica goes
+        on as it was. Any other `WeightSyncError` or `VerificationError`, and whatever the leases
+        raise, leaves the replica FENCED, with the error as its reason.
         """
 
     @abstractmethod
@@ -539,6 +543,15 @@ class RolloutBackend:
 
 
 # --------------------------------------------------------------------------- capabilities
+
+
+@runtime_checkable
+class SupportsFileCheck(Protocol):
+    """A backend configuration that can tell early whether its files are usable."""
+
+    def check_files(self) -> object:
+        """Read headers and sizes only; ConfigError names what is wrong with which file."""
+        ...
 
 
 @runtime_checkable

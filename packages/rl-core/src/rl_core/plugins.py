@@ -58,7 +58,7 @@ def load_backend(group: str, name: str) -> Any:
         raise ComponentLoadError(f"two distributions provide {name!r} in {group}: {values}")
     try:
         backend = found[0].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         msg = f"{name!r} of {group} ({_origin(found[0])}) could not be loaded: {error}"
         raise ComponentLoadError(msg) from error
     version = getattr(backend, "api_version", None)
@@ -76,7 +76,7 @@ def load_object(path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise ComponentLoadError(f"cannot load {path!r}: {error}") from error
 
 

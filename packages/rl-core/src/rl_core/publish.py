@@ -107,7 +107,7 @@ class Outdated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Something went wrong; answer nothing."""
+    """Something went wrong; answer nothing. A replica that is fenced already keeps its reason."""
 
     reason: str
 
@@ -135,8 +135,9 @@ def advance(state: ReplicaState, event: Event) -> Step:
     """
     match event:
         case Failed(reason):
-            fenced = _moved(state, Phase.FENCED, reason=reason)
-            return fenced, (Action.CLOSE_GATE,)
+            # Of several failures the first is the cause, the others follow from it.
+            cause = state.reason if state.phase is Phase.FENCED else reason
+            return _moved(state, Phase.FENCED, reason=cause), (Action.CLOSE_GATE,)
         case Begin(version):
             return _begin(state, version)
         case Outdated():

@@ -85,7 +85,8 @@ def wsum64(data: torch.Tensor, seed: int = 0) -> int:
     chunk sums are combined by Horner's rule (Knuth, TAOCP vol. 2, 4.6.4) with an odd constant, so
     that swapped words and swapped chunks change the result. Integer arithmetic wraps exactly, so
     the value depends neither on the number of threads nor on the order of the reduction. The
-    length in bytes is folded in last, so that trailing zeros count.
+    length in bytes is folded in last, so that trailing zeros count. Without any bytes there is one
+    empty chunk.
 
     Args:
         data: on any device; read where it is, only the result is copied to the host.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from rl_core.errors import StaleVersionError
+from rl_core.errors import ConfigError, StaleVersionError
 
-_PATTERN = re.compile(r"e(0|[1-9]\d*)\.s(0|[1-9]\d*)")
+_PATTERN = re.compile(r"e(0|[1-9]\d*)\.s(0|[1-9]\d*)", re.ASCII)
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, order=True):
@@ -62,6 +62,7 @@ class VersionStore:
     """
 
     def __init__(self, path: Path) -> None:
+        """Read the last version, if there is one; ConfigError if the file is damaged."""
         self._path = path
         self._current = self._read()
 
@@ -81,7 +82,11 @@ class VersionStore:
     def _read(self) -> PolicyVersion | None:
         if not self._path.exists():
             return None
-        return PolicyVersion.parse(json.loads(self._path.read_text())["version"])
+        try:
+            return PolicyVersion.parse(json.loads(self._path.read_text())["version"])
+        except (ValueError, TypeError, LookupError) as error:
+            msg = f"{self._path} does not hold a version ({error}); a run cannot go on from it"
+            raise ConfigError(msg) from error
 
     def _write(self, version: PolicyVersion) -> None:
         staged = self._path.with_suffix(".tmp")
@@ -90,3 +95,13 @@ class VersionStore:
             file.flush()
             os.fsync(file.fileno())
         staged.replace(self._path)
+        _sync_directory(self._path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename in `path` survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

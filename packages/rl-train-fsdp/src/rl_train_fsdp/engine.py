@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_core.errors import LifecycleError, TrainError
+from rl_core.errors import LifecycleError
 from rl_core.interfaces import RankPlace, TrainEngine
 from rl_train_fsdp import checkpoint, staging
 from rl_train_fsdp.conversions import Conversions
@@ -17,8 +17,9 @@ from rl_train_fsdp.memory import MemoryUse, parameter_count_line
 from rl_train_fsdp.offload import Offload
 from rl_train_fsdp.optimizer import ShardedAdamW
 from rl_train_fsdp.policy import Policy
-from rl_train_fsdp.pretrained import PretrainedWriter, write_stream
-from rl_train_fsdp.process_group import ProcessGroup
+from rl_train_fsdp.pretrained import PretrainedWriter
+from rl_train_fsdp.process_group import ProcessGroup, collective
+from rl_train_fsdp.samples import check_columns, check_sequences
 from rl_train_fsdp.scoring import score
 from rl_train_fsdp.shard_loading import check_complete, load_shards, unused_names
 from rl_train_fsdp.update import PolicyUpdate
@@ -60,13 +61,19 @@ class FsdpTrainEngine(TrainEngine):
         """
         if self._parts is not None:
             raise LifecycleError("the engine is initialized already")
-        self._parts = _Parts(self._config, self._place)
+        with collective("initialize"):
+            self._parts = _Parts(self._config, self._place)
 
     def compute_log_prob(self, samples: Sequence[TrainSample]) -> list[LogProbs]:
-        """Log-probabilities and entropies of this rank's samples. Collective."""
+        """Log-probabilities and entropies of this rank's samples. Collective.
+
+        TrainError for a sample that the model cannot take.
+        """
         parts = self._ready()
         limit = self._config.engine.ppo_max_token_len_per_gpu
-        return score(parts.policy, parts.group, samples, limit, parts.device)
+        check_sequences(samples, parts.vocab_size)
+        with collective("compute_log_prob"):
+            return score(parts.policy, parts.group, samples, limit, parts.device)
 
     def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
         """One iteration on this rank's samples; metrics over all ranks. Collective.
@@ -74,7 +81,11 @@ class FsdpTrainEngine(TrainEngine):
         Beside the metrics that `TrainEngine` names: `ppo_kl`, the mean of old minus new
         log-probabilities. `kl` is 0 where samples carry no reference.
         """
-        return self._ready().update.run(samples)
+        parts = self._ready()
+        check_sequences(samples, parts.vocab_size)
+        check_columns(samples, self._config.loss)
+        with collective("update_policy"):
+            return parts.update.run(samples)
 
     def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
         """Structure of what `get_per_tensor_param` yields. Local, equal on all ranks."""
@@ -96,50 +107,57 @@ class FsdpTrainEngine(TrainEngine):
         """
         parts = self._ready()
         reshard(parts.policy)
-        if parts.group.is_main:
-            staging.begin(path)
-        parts.group.barrier()
-        checkpoint.save_shards(parts.policy.model, parts.optimizer, staging.staged_path(path))
-        parts.group.barrier()
-        if parts.group.is_main:
-            state = checkpoint.TrainState(parts.update.iteration, parts.architecture)
+        state = checkpoint.TrainState(parts.update.iteration, parts.architecture)
+
+        def publish() -> None:
             state.write(staging.staged_path(path))
             staging.publish(path)
-        parts.group.barrier()
+
+        with collective("save_checkpoint"):
+            parts.group.on_main(f"creating {path}", lambda: staging.begin(path))
+            checkpoint.save_shards(parts.policy.model, parts.optimizer, staging.staged_path(path))
+            parts.group.barrier()
+            parts.group.on_main(f"writing {path}", publish)
 
     def load_checkpoint(self, path: Path) -> None:
         """Restore what `save_checkpoint` wrote, on any number of ranks. Collective."""
         parts = self._ready()
         reshard(parts.policy)
         state = checkpoint.TrainState.read(path, parts.architecture)
-        checkpoint.load_shards(parts.policy.model, parts.optimizer, path)
+        with collective("load_checkpoint"):
+            checkpoint.load_shards(parts.policy.model, parts.optimizer, path)
         parts.update.iteration = state.iteration
 
     def save_pretrained(self, path: Path) -> None:
         """Write a Hugging Face directory, in the wire dtype. Collective; rank 0 writes.
 
         It appears under its name complete or not at all, and replaces an existing one.
-        TrainError on rank 0 if it cannot be written; the other ranks are not left waiting.
+        TrainError on every rank if it cannot be written.
         """
         parts = self._ready()
         reshard(parts.policy)
-        writer = PretrainedWriter(staging.begin(path)) if parts.group.is_main else None
-        failure = write_stream(parts.full_tensors.stream(), writer)
-        if writer is not None and failure is None:
-            dtype = self._config.engine.wire_dtype or "float32"
-            writer.finish(parts.directory, dtype)
+        dtype = self._config.engine.wire_dtype or "float32"
+        writer = PretrainedWriter(staging.staged_path(path), parts.directory, dtype)
+
+        def publish() -> None:
+            writer.finish()
             staging.publish(path)
-        parts.group.barrier()
-        if failure is not None:
-            raise TrainError(f"{path} could not be written: {failure}") from failure
+
+        with collective("save_pretrained"):
+            parts.group.on_main(f"creating {path}", lambda: staging.begin(path))
+            # Drained on every rank before any write error is raised.
+            for meta, tensor in parts.full_tensors.stream():
+                if parts.group.is_main:
+                    writer.add(meta.name, tensor)
+            parts.group.on_main(f"writing {path}", publish)
 
     def offload(self) -> None:
         """Move parameters and optimizer state off the device, where configured. Local."""
-        self._ready().offload.offload()
+        self._initialized().offload.offload()
 
     def onload(self) -> None:
         """Bring them back. Local."""
-        self._ready().offload.onload()
+        self._initialized().offload.onload()
 
     def shutdown(self) -> None:
         """Leave the process group and free everything. Idempotent."""
@@ -148,6 +166,12 @@ class FsdpTrainEngine(TrainEngine):
         self._parts = None
 
     def _ready(self) -> _Parts:
+        parts = self._initialized()
+        if parts.offload.active:
+            raise LifecycleError("the policy is offloaded; call onload first")
+        return parts
+
+    def _initialized(self) -> _Parts:
         if self._parts is None:
             raise LifecycleError("the engine is not initialized, or was shut down")
         return self._parts
@@ -164,12 +188,15 @@ class _Parts:
         conversions = Conversions(model, self.directory.tensors)
         check_complete(model, conversions, self.directory)
         self.policy = Policy(model)
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.group = ProcessGroup(place, config.engine.timeout_s)
         set_threads(self.group.ranks_on_node())
         if config.engine.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._shard(config, conversions)
         self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
+        self.policy.check_head(self.device)
+        reshard(self.policy)
         wire = config.engine.wire_dtype
         self.full_tensors = FullTensors(model, conversions, self.directory, wire)
         self.offload = Offload(self.policy, self.optimizer, config.engine, self.device)

@@ -7,37 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_core.errors import TrainError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-    from rl_train_fsdp.config import LossAggregation, LossConfig
-
-
-def check_samples(samples: Sequence[TrainSample], config: LossConfig) -> None:
-    """TrainError names the first sample that cannot be trained on. Local."""
-    for index, sample in enumerate(samples):
-        length = len(sample.response_ids)
-        columns: dict[str, Sequence[float] | None] = {
-            "loss_mask": sample.loss_mask,
-            "advantages": sample.advantages,
-            "old_log_probs": sample.old_log_probs,
-            "ref_log_probs": sample.ref_log_probs,
-        }
-        for name, column in columns.items():
-            if column is not None and len(column) != length:
-                msg = f"sample {index}: {len(column)} {name} for {length} response tokens"
-                raise TrainError(msg)
-        if not sample.prompt_ids or sample.temperature <= 0:
-            msg = f"sample {index} has no prompt, or a temperature that is not above 0"
-            raise TrainError(msg)
-        if config.kl_coef > 0 and sample.ref_log_probs is None:
-            msg = f"sample {index} has no ref_log_probs, which kl_coef {config.kl_coef} needs"
-            raise TrainError(msg)
-    if len({sample.old_log_probs is None for sample in samples}) > 1:
-        raise TrainError("old_log_probs are given for some samples and not for others")
+    from rl_train_fsdp.config import LossAggregation
 
 
 def optimizer_steps(total_samples: int, mini_batch_size: int | None) -> int:
@@ -70,8 +44,6 @@ def token_weight(mode: LossAggregation, own_tokens: int, sizes: torch.Tensor) ->
             neither on the number of ranks nor on how samples are batched.
     """
     tokens, sequences = float(sizes[0]), float(sizes[1])
-    if own_tokens == 0:
-        return 0.0
     match mode:
         case "token-mean":
             return 1.0 / tokens

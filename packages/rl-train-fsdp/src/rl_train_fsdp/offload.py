@@ -29,17 +29,21 @@ class Offload:
         self._config = config
         self._device = device
         self._told = False
+        self.active = False
+        """Whether something is off the device now."""
 
     def offload(self) -> None:
         """Free device memory. Idempotent; on cpu there is nothing to free, said once."""
         reshard(self._policy)
-        if self._wanted():
+        if self._wanted() and not self.active:
             self._move(torch.device("cpu"))
+            self.active = True
 
     def onload(self) -> None:
         """Bring everything back. Idempotent."""
-        if self._wanted():
+        if self.active:
             self._move(self._device)
+            self.active = False
 
     def _wanted(self) -> bool:
         wanted = self._config.param_offload or self._config.optimizer_offload

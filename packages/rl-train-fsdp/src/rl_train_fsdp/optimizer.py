@@ -21,12 +21,13 @@ class ShardedAdamW:
     def __init__(self, params: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
         self._config = config
         self._params = dict(params)
+        device_type = next(iter(self._params.values())).device.type
         self._adamw = torch.optim.AdamW(
             self._params.values(),
-            lr=torch.tensor(config.lr),
+            lr=config.lr,
             betas=config.betas,
             weight_decay=config.weight_decay,
-            fused=True,
+            fused=device_type in ("cpu", "cuda"),
         )
 
     def zero_grad(self) -> None:
@@ -36,7 +37,7 @@ class ShardedAdamW:
     def step(self, lr: float) -> None:
         """Update every parameter that has a gradient. Local."""
         for group in self._adamw.param_groups:
-            group["lr"].fill_(lr)
+            group["lr"] = lr
         self._adamw.step()
 
     def clip(self) -> float:

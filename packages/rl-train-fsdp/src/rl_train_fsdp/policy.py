@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from rl_core.errors import ConfigError
+from rl_train_fsdp.micro_batches import MicroBatch
 from rl_train_fsdp.token_log_probs import Head, token_log_probs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rl_train_fsdp.micro_batches import MicroBatch
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -25,22 +27,50 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
         super().__init__()
         self.model = model
         self.head = Head.of(model.config.get_text_config())
-        if model.get_output_embeddings() is None:
-            raise ConfigError(f"{type(model).__name__} has no output embedding to train")
+        if model.get_output_embeddings() is None or model.base_model is model:
+            kind = type(model).__name__
+            raise ConfigError(f"{kind} has no decoder with an output embedding on top of it")
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: MicroBatch, *, full: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies, each (N,) float32, of the batch's N response tokens.
 
         Padding is on the right, so that the causal mask alone keeps it out of sight.
+
+        Args:
+            batch: what to score, on the device of the model.
+            full: let the model compute all its logits instead (for comparison only).
         """
-        hidden = self.decoder(input_ids=batch.input_ids, use_cache=False)[0]
+        if full:
+            logits = self.model(input_ids=batch.input_ids, use_cache=False).logits
+            return _from_logits(logits.flatten(0, 1)[batch.positions], batch)
+        hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False)[0]
         hidden = hidden.flatten(0, 1).index_select(0, batch.positions)
         matrix: Any = self.model.get_output_embeddings()
-        weight, bias = matrix.weight, getattr(matrix, "bias", None)
-        return token_log_probs(hidden, weight, batch.targets, batch.temperature, self.head, bias)
+        bias = getattr(matrix, "bias", None)
+        return token_log_probs(
+            hidden, matrix.weight, batch.targets, batch.temperature, self.head, bias
+        )
 
-    @property
-    def decoder(self) -> nn.Module:
-        """The model without its head."""
-        decoder: nn.Module = self.model.base_model
-        return decoder
+    def check_head(self, device: torch.device) -> None:
+        """ConfigError if the model does more between hidden states and logits than `Head` knows.
+
+        Compares both ways of `forward` on eight tokens. Collective.
+        """
+        ids = torch.arange(1, 9) % self.model.get_output_embeddings().weight.shape[0]
+        positions = torch.arange(7)
+        batch = MicroBatch((0,), (7,), ids[None], positions, ids[1:], torch.ones(7)).to(device)
+        with torch.no_grad():
+            ours, reference = self(batch)[0], self(batch, full=True)[0]
+        tolerance = _TOLERANCE[self.model.get_output_embeddings().weight.dtype]
+        if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance):
+            msg = (
+                f"{type(self.model).__name__} computes its logits in a way that is not supported: "
+                f"log-probabilities differ by {float((ours - reference).abs().max()):.3g}"
+            )
+            raise ConfigError(msg)
+
+
+def _from_logits(logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(logits.float() / batch.temperature[:, None], -1)
+    chosen = log_p.gather(-1, batch.targets[:, None]).squeeze(-1)
+    return chosen, -(log_p.exp() * log_p).sum(-1)

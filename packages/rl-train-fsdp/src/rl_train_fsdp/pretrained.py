@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rl_train_fsdp.model_directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rl_core.interfaces import TensorStream
     from rl_train_fsdp.model_directory import ModelDirectory
 
 SHARD_BYTES = 4 * 1024**3
@@ -35,18 +35,37 @@ _COMPANIONS = (
 
 
 class PretrainedWriter:
-    """Writes the directory as the tensors come by, one file's worth in host memory at a time."""
+    """Writes the directory as the tensors come by, one file's worth in host memory at a time.
 
-    def __init__(self, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    An error in `add` is kept and raised by `finish`, because whoever feeds it takes part in a
+    collective stream that has to be drained.
+    """
+
+    def __init__(
+        self, target: Path, source: ModelDirectory, dtype: str, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            target: existing empty directory, by the time of the first `add`.
+            source: directory whose configuration and tokenizer come along.
+            dtype: what config.json shall name.
+            shard_bytes: bound of one safetensors file.
+        """
         self._target = target
+        self._source = source
+        self._dtype = dtype
         self._shard_bytes = shard_bytes
         self._open: dict[str, Tensor] = {}
         self._open_bytes = 0
         self._files: list[tuple[Path, list[str]]] = []
         self._total_bytes = 0
+        self._failure: OSError | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Copy one tensor to the host; write a file when enough have come."""
+        if self._failure is not None:
+            return
         size = tensor.numel() * tensor.element_size()
         if self._open and self._open_bytes + size > self._shard_bytes:
             self._flush()
@@ -55,21 +74,28 @@ class PretrainedWriter:
         self._open_bytes += size
         self._total_bytes += size
 
-    def finish(self, source: ModelDirectory, dtype: str) -> None:
-        """Write what is left, the index, config.json, and the files that come along."""
+    def finish(self) -> None:
+        """Write what is left, the index, config.json, and the files that come along; OSError."""
         self._flush()
+        if self._failure is not None:
+            raise self._failure
         self._name_files()
-        config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
-        text = json.dumps({**config, "dtype": dtype}, indent=2, sort_keys=True)
+        config = {key: value for key, value in self._source.config.items() if key != "torch_dtype"}
+        text = json.dumps({**config, "dtype": self._dtype}, indent=2, sort_keys=True)
         (self._target / CONFIG_FILE).write_text(text + "\n")
         for pattern in _COMPANIONS:
-            for file in source.path.glob(pattern):
+            for file in self._source.path.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, self._target / file.name)
 
     def _flush(self) -> None:
         file = self._target / f"part-{len(self._files)}.safetensors"
-        save_file(self._open, file, metadata={"format": "pt"})
+        try:
+            save_file(self._open, file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            self._failure = OSError(f"{file}: {error}")
+        except OSError as error:
+            self._failure = error
         self._files.append((file, list(self._open)))
         self._open, self._open_bytes = {}, 0
 
@@ -86,20 +112,3 @@ class PretrainedWriter:
             weight_map.update(dict.fromkeys(names, name))
         index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
         (self._target / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def write_stream(stream: TensorStream, writer: PretrainedWriter | None) -> OSError | None:
-    """Drain a collective stream, writing on the rank that has a writer.
-
-    The stream is drained to its end also after a write failed, since the other ranks wait in it;
-    the error is returned, not raised.
-    """
-    failure: OSError | None = None
-    for meta, tensor in stream:
-        if writer is None or failure is not None:
-            continue
-        try:
-            writer.add(meta.name, tensor)
-        except OSError as error:
-            failure = error
-    return failure

@@ -3,13 +3,15 @@
 import hashlib
 import os
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rl_core.errors import LifecycleError, TransferError
+from rl_core.errors import LifecycleError, TrainError, TransferError
 from rl_core.interfaces import RankPlace
 from rl_train_fsdp.devices import BACKENDS
 
@@ -68,6 +70,21 @@ class ProcessGroup:
         """Wait for every rank."""
         self.sum(torch.zeros(1))
 
+    def on_main(self, what: str, action: Callable[[], object]) -> None:
+        """Run `action` on rank 0 and return on every rank when it is done. Collective.
+
+        TrainError on every rank if it fails with an OSError there, so that none is left waiting.
+        """
+        failure: OSError | None = None
+        if self.is_main:
+            try:
+                action()
+            except OSError as error:
+                failure = error
+        if self.max(torch.tensor([int(failure is not None)]))[0]:
+            reason = f": {failure}" if failure is not None else " on rank 0"
+            raise TrainError(f"{what} failed{reason}") from failure
+
     def ranks_on_node(self) -> int:
         """How many ranks run on this host."""
         digest = hashlib.sha256(socket.gethostname().encode()).digest()
@@ -81,6 +98,27 @@ class ProcessGroup:
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False
+
+
+@contextmanager
+def collective(what: str) -> Iterator[None]:
+    """Translate the failure of another rank, or of the way to it, into a TransferError.
+
+    gloo reports both as plain RuntimeErrors, which only their text tells from others.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise TransferError(_lost(what, error)) from error
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        raise TransferError(_lost(what, error)) from error
+
+
+def _lost(what: str, error: BaseException) -> str:
+    reason = str(error).strip().splitlines()[0]
+    return f"{what}: another actor rank failed, left or came too late ({reason})"
 
 
 def _join(place: RankPlace, timeout_s: float) -> None:

@@ -13,7 +13,6 @@ from rl_core.errors import NonFiniteError
 from rl_train_fsdp.losses import METRICS, LossInputs, policy_loss
 from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
 from rl_train_fsdp.mini_batches import (
-    check_samples,
     loss_sizes,
     optimizer_steps,
     split_evenly,
@@ -68,7 +67,6 @@ class PolicyUpdate:
 
         NonFiniteError on every rank, before the weights change, if the gradient is not finite.
         """
-        check_samples(samples, self.config.loss)
         total = int(self.group.sum(torch.tensor([len(samples)]))[0])
         steps = optimizer_steps(total, self.config.loss.ppo_mini_batch_size)
         epochs = self.config.loss.ppo_epochs
@@ -113,6 +111,7 @@ class PolicyUpdate:
             return
         self.optimizer.zero_grad()
         limit = self.config.engine.ppo_max_token_len_per_gpu
+        samples = [sample for sample in samples if any(sample.loss_mask)]
         plan = plan_micro_batches([sample.num_tokens for sample in samples], limit)
         plan = padded_plan(plan, self.group)
         for number, indices in enumerate(plan):

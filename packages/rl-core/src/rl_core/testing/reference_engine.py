@@ -34,14 +34,20 @@ class ReferenceEngine:
         """Whether nothing new is scheduled."""
         return self._paused is not None
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """Complete one request; RolloutError if it cannot be."""
+    def queue(self, request: GenerateRequest) -> "asyncio.Future[Completion]":
+        """Queue one request at once; RolloutError if it cannot be completed."""
         if not 0 < len(request.prompt_ids) < MAX_TOKENS:
             raise RolloutError(f"prompt of {len(request.prompt_ids)} tokens: 1 to {MAX_TOKENS - 1}")
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._queue.append(QueuedRequest(request, done, self._generator(request.sampling.seed)))
+        return done
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Complete all requests, in order."""
+        # All are queued before anything else runs: none can slip in behind an abort.
+        answers = [self.queue(request) for request in requests]
         await self._wake()
-        return await done
+        return list(await asyncio.gather(*answers))
 
     async def run(self) -> None:
         """Generate for ever: one token for each request that has KV memory, then yield."""
@@ -66,6 +72,18 @@ class ReferenceEngine:
         self._paused = None
         await self._wake()
 
+    async def serve(self, version: PolicyVersion) -> None:
+        """Sample with `version` from here on, from an empty KV cache."""
+        self.kv.flush()
+        self.version = version
+        await self._wake()
+
+    def close(self) -> None:
+        """Schedule nothing until a version is set; unless paused, end what is in flight."""
+        self.version = None
+        if not self.paused:
+            self.abort()
+
     def abort(self) -> None:
         """End every request in flight with what it has."""
         for queued in list(self._queue):
@@ -74,7 +92,7 @@ class ReferenceEngine:
     def label(self, queued: QueuedRequest) -> PolicyVersion:
         """The version that samples the present token of `queued`."""
         if self.version is None:
-            raise RolloutError(f"{queued.request.request_id}: no version is being served")
+            raise RolloutError(f"{queued.request.request_id}: no version is served")
         return self.version
 
     async def _wake(self) -> None:
@@ -82,7 +100,9 @@ class ReferenceEngine:
             self._changed.notify_all()
 
     def _held(self, queued: QueuedRequest) -> bool:
-        """Whether a pause keeps this request from being scheduled."""
+        """Whether this request may not be scheduled now: a pause, or no version to serve."""
+        if self.version is None:
+            return True
         return self._paused is not None and queued not in self._draining
 
     def _may_step(self) -> bool:

@@ -67,7 +67,7 @@ class ReferenceServer:
         with self._gate.admit():
             if not self._kv.allocated:
                 raise ReplicaFencedError(f"{self._name}: its KV cache is released; resume it")
-            return list(await asyncio.gather(*map(self._engine.generate, requests)))
+            return await self._engine.generate(requests)
 
     async def pause(self, mode: PauseMode, limit_s: float) -> None:
         """Stop scheduling; new requests queue."""
@@ -96,8 +96,7 @@ class ReferenceServer:
         if self._update is None:
             self._gate.apply(Begin(manifest.version))
             self._update = self.update(manifest, self._gate.state.attempt, self._ranks)
-            if not self._engine.paused:
-                self._engine.abort()
+            self._engine.close()
         self._update.admit(rank, manifest)
         with self._fencing():
             self._update.join(rank, manifest)
@@ -131,15 +130,14 @@ class ReferenceServer:
             for model in self._ranks:
                 self._close(update, model.tp_rank)
 
-    def commit(self, version: PolicyVersion) -> None:
+    async def commit(self, version: PolicyVersion) -> None:
         """Flush the KV cache and serve `version` from here on."""
         if not self._kv.allocated:
             raise LifecycleError(f"{self._name}: its KV cache is released; resume it first")
         if self._gate.state.phase is Phase.LOADED:
             self._gate.apply(Verified(version))
         self._gate.apply(Commit(version))
-        self._kv.flush()
-        self._engine.version = version
+        await self._engine.serve(version)
         self._update = None
 
     def fence(self, reason: str) -> None:
@@ -148,6 +146,7 @@ class ReferenceServer:
         if self._update is not None:
             self._update.fail(reason)
             self._update = None
+        self._engine.close()
         self._engine.abort()
 
     # -- memory

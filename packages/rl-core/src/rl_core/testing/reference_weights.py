@@ -51,7 +51,7 @@ def make_weights(config: ReferenceModelConfig, seed: int) -> WeightSet:
     for name, shape in shapes(config).items():
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight") or name == SCALE:
-            tensors[name] = 1.5 + 0.2 * noise
+            tensors[name] = 1.0 + 0.2 * noise
         elif name == INV_FREQ:
             tensors[name] = 0.2 + noise.abs()
         else:

@@ -38,7 +38,6 @@ class ThreadHandle:
         self._cls = cls
         self._object: Any = None
         self._loop = asyncio.new_event_loop()
-        self._waiting: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=cls)
         self._thread.start()
 
@@ -55,29 +54,32 @@ class ThreadHandle:
 
         async def run() -> Any:
             value = getattr(self._object, method)(*args, **kwargs)
-            return await value if inspect.isawaitable(value) else value
+            try:
+                return await value if inspect.isawaitable(value) else value
+            except asyncio.CancelledError:
+                msg = f"the thread of {self._cls} ended during {method}"
+                raise TransferError(msg) from None
 
         if not self._thread.is_alive():
             raise TransferError(f"the thread of {self._cls} has ended")
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        self._waiting.add(future)
-        future.add_done_callback(self._waiting.discard)
-        return future
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def call(self, method: str, *args: Any, timeout: float, **kwargs: Any) -> Any:
         """`submit` and wait."""
         return self.submit(method, *args, **kwargs).result(timeout)
 
     def kill(self) -> None:
-        """End the loop and its thread; calls under way raise CancelledError. Idempotent."""
+        """End the loop and its thread; calls under way raise TransferError. Idempotent."""
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join(10)
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _cancel_all(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+    async def _stop(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         self._loop.call_soon(self._loop.stop)

@@ -57,6 +57,16 @@ class WeightSet:
         tensors = {key: tensor for key, tensor in self.tensors.items() if key != name}
         return replace(self, tensors=tensors)
 
+    def blended(self, other: "WeightSet") -> "WeightSet":
+        """Halfway between two sets; like neither of them in any floating-point tensor."""
+        return self.changed(
+            {
+                name: ((tensor.float() + other.tensors[name].float()) / 2).to(tensor.dtype)
+                for name, tensor in self.tensors.items()
+                if tensor.is_floating_point()
+            }
+        )
+
     def filled(self, value: float) -> "WeightSet":
         """A copy with every floating-point element set to `value`."""
         return replace(

@@ -1,0 +1,251 @@
+"""The only place that touches vLLM's engine object; imported in the server process only.
+
+Everything that vLLM raises leaves this module as an error of `rl_core.errors`.
+"""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import vllm.v1.engine.core as engine_core
+import vllm.v1.engine.utils as engine_utils
+import vllm.v1.executor.multiproc_executor as multiproc_executor
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rl_core.errors import ConfigError, IncompatibleVersionError, LifecycleError, RolloutError
+from rl_core.interfaces import PauseMode, Placement
+from rl_core.trajectory import GenerateRequest
+from rl_rollout_vllm import process_watch, trajectories
+from rl_rollout_vllm.config import VllmConfig
+from rl_rollout_vllm.server_args import TRANSFER_BACKEND, check_known, engine_args, fields_of
+from rl_rollout_vllm.server_env import threads
+
+try:
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    HAS_BRACKET = True
+except ImportError:  # an engine older than the weight-transfer API
+    HAS_BRACKET = False
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 10.0
+"""Seconds for the engine's processes to end by themselves."""
+
+
+def load_path(wanted: str) -> Literal["bracketed", "plain"]:
+    """The load path to use, for a configured one of `auto`, `bracketed` or `plain`.
+
+    Errors: IncompatibleVersionError if `bracketed` is wanted and this vLLM cannot do it.
+    """
+    if wanted == "plain" or (wanted == "auto" and not HAS_BRACKET):
+        return "plain"
+    if not HAS_BRACKET:
+        msg = "this vLLM has no weight-transfer API; set rollout.load_path=plain"
+        raise IncompatibleVersionError(msg)
+    return "bracketed"
+
+
+class Engine:
+    """A running vLLM engine with its processes."""
+
+    def __init__(self, llm: AsyncLLM, args: dict[str, Any]) -> None:
+        self._llm = llm
+        self.args = args
+        self.workers: list[dict[str, int]] = []
+
+    @property
+    def ranks(self) -> int:
+        """Engine ranks."""
+        return len(self.workers)
+
+    @classmethod
+    async def start(cls, config: VllmConfig, placement: Placement, scratch: str) -> "Engine":
+        """Start the engine's processes and wait until they have a model.
+
+        Blocks the event loop while they come up. The caller's process must be single-minded: the
+        engine is forked from it on cpu.
+
+        Args:
+            config: settings.
+            placement: where.
+            scratch: directory for the engine's sockets, removed by the last process.
+
+        Errors: ConfigError (a value that vLLM refuses), LifecycleError (it did not come up).
+        """
+        args = engine_args(config, placement)
+        known = fields_of(AsyncEngineArgs)
+        check_known(config.engine_kwargs, known)
+        args = {key: value for key, value in args.items() if key in known}
+        if HAS_BRACKET:
+            args["weight_transfer_config"] = WeightTransferConfig(backend=TRANSFER_BACKEND)
+        try:
+            vllm_config = AsyncEngineArgs(**args).create_engine_config()
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"vLLM refuses the rollout configuration: {error}") from error
+        fork = config.start_method == "fork" or (
+            config.start_method == "auto" and placement.device == "cpu"
+        )
+        try:
+            with _child_processes(fork, _child_setup(config, placement, scratch)):
+                llm = AsyncLLM.from_vllm_config(
+                    vllm_config, disable_log_stats=True, enable_log_requests=False
+                )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise LifecycleError(f"vLLM did not start: {error}") from error
+        engine = cls(llm, args)
+        await engine._attach(config, placement, scratch)
+        return engine
+
+    async def _attach(self, config: VllmConfig, placement: Placement, scratch: str) -> None:
+        if placement.device == "cpu":
+            await self.rpc("rl_set_threads", threads(config, placement.tp_size))
+        self.workers = await self.rpc("rl_attach", os.getpid(), scratch)
+
+    # -- requests
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        """The finished vLLM `CompletionOutput` of one request; RolloutError if it fails."""
+        params = SamplingParams(
+            output_kind=RequestOutputKind.FINAL_ONLY, **trajectories.sampling_arguments(request)
+        )
+        prompt = {"prompt_token_ids": request.prompt_ids}
+        outputs = self._llm.generate(prompt, params, request.request_id)
+        try:
+            final = [output async for output in outputs]
+        except EngineDeadError as error:
+            raise RolloutError(f"the engine died: {error}") from error
+        except Exception as error:
+            # Edge of the engine: what fails in its processes arrives as a bare Exception.
+            raise RolloutError(f"request {request.request_id} failed: {error}") from error
+        if not final:
+            raise RolloutError(f"request {request.request_id} ended without an output")
+        return final[-1].outputs[0]
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop scheduling; the KV cache is dropped unless requests are kept."""
+        keep = mode is PauseMode.KEEP
+        with _translated("pause"):
+            await self._llm.pause_generation(mode=mode.value, clear_cache=not keep)
+
+    async def resume(self) -> None:
+        """Schedule again."""
+        with _translated("resume"):
+            await self._llm.resume_generation()
+
+    async def clear_kv_cache(self) -> None:
+        """Drop cached prefixes, also of requests that are kept; they are computed again.
+
+        Errors: RolloutError unless the engine confirms it.
+        """
+        with _translated("flush"):
+            confirmed = await self._llm.reset_prefix_cache(reset_running_requests=True)
+        if not confirmed:
+            raise RolloutError("the engine did not confirm that its KV cache was flushed")
+
+    async def set_version(self, version: str) -> None:
+        """Stamp tokens with `version` from here on."""
+        with _translated("set the version"):
+            await self._llm.update_weight_version(version)
+
+    # -- processes
+
+    async def rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of our worker extension on every rank; results in rank order."""
+        with _translated(method):
+            results: list[Any] = await self._llm.collective_rpc(method, args=args)
+        return results
+
+    async def sleep(self) -> None:
+        """Free weights and KV cache of an accelerator (vLLM's sleep mode, level 2)."""
+        with _translated("sleep"):
+            await self._llm.sleep(level=2)
+
+    async def release_kv_cache(self) -> None:
+        """Free the KV cache of an accelerator only."""
+        with _translated("release the KV cache"):
+            await self._llm.release_kv_cache_memory()
+
+    async def wake_up(self, tags: list[str]) -> None:
+        """Allocate again what `sleep` freed."""
+        with _translated("wake up"):
+            await self._llm.wake_up(tags)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's core still answers."""
+        return not self._llm.errored
+
+    @property
+    def client(self) -> AsyncLLM:
+        """The engine client, for vLLM's own HTTP handlers."""
+        return self._llm
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        self._llm.shutdown(timeout=SHUTDOWN_S)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except EngineDeadError as error:
+        raise RolloutError(f"the engine died; cannot {what}: {error}") from error
+    except Exception as error:
+        # Edge of the engine: what fails in its processes arrives as a bare Exception.
+        raise RolloutError(f"the engine failed to {what}: {error}") from error
+
+
+@contextmanager
+def _child_processes(fork: bool, setup: Callable[[], None]) -> Iterator[None]:
+    """Choose how vLLM starts its processes, for the length of the block.
+
+    vLLM forces `spawn` on cpu and in Ray actors, which imports everything a second time in each
+    process. Forking is safe here because the server has used no OpenMP threads and no device.
+    """
+    if not fork:
+        yield
+        return
+    original = (engine_utils.get_mp_context, engine_core.EngineCoreProc.run_engine_core)
+    context = multiprocessing.get_context("fork")
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        setup()
+        original[1](*args, **kwargs)
+
+    engine_utils.get_mp_context = multiproc_executor.get_mp_context = lambda: context
+    engine_core.EngineCoreProc.run_engine_core = staticmethod(run)
+    try:
+        yield
+    finally:
+        engine_utils.get_mp_context = multiproc_executor.get_mp_context = original[0]
+        engine_core.EngineCoreProc.run_engine_core = staticmethod(original[1])
+
+
+def _child_setup(config: VllmConfig, placement: Placement, scratch: str) -> Callable[[], None]:
+    server = os.getpid()
+
+    def setup() -> None:
+        """First thing in the engine's core process (forked)."""
+        process_watch.end_with(server, scratch)
+        if config.log_dir is not None:
+            redirect_output(config.log_dir, f"vllm-{placement.replica_rank}-engine.log")
+
+    return setup
+
+
+def redirect_output(log_dir: str, name: str) -> None:
+    """Send this process's stdout and stderr to a file."""
+    os.makedirs(log_dir, exist_ok=True)
+    descriptor = os.open(os.path.join(log_dir, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,51 @@
+"""Ends an engine process when the server process that owns it is gone, however it went.
+
+vLLM's own processes notice the death of their parent only at the next message, if at all.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+
+POLL_S = 0.5
+
+
+def end_with(pid: int, scratch: str | None = None) -> None:
+    """Watch process `pid` from a thread; when it ends, remove `scratch` and end this process.
+
+    Args:
+        pid: the server process.
+        scratch: directory of the server's sockets, or None to leave it.
+    """
+    parent = os.getppid()
+    victims = [os.getpid()] if parent == pid else [parent, os.getpid()]
+    arguments = (pid, scratch, victims)
+    threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True).start()
+
+
+def _watch(pid: int, scratch: str | None, victims: list[int]) -> None:
+    _wait_for_end(pid)
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+    for victim in victims:
+        # A parent that has ended already was replaced by a reaper, which is not ours to end.
+        if victim in (os.getpid(), os.getppid()):
+            os.kill(victim, signal.SIGKILL)
+
+
+def _wait_for_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel or sandbox without pidfd
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                time.sleep(POLL_S)
+        return
+    select.select([descriptor], [], [])

@@ -1,0 +1,84 @@
+"""However a run ends, nothing of it is left, and the cause is printed once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.engine
+
+LIMIT_S = 30
+ENDLESS = "trainer.total_training_steps=100000"
+
+
+def ended(run, began, code):
+    """Check the end of a run that was told to end at `began`."""
+    run.finish(LIMIT_S)
+    assert time.monotonic() - began <= LIMIT_S
+    assert run.code == code, run.log
+    assert run.processes() == []
+    assert "Traceback" not in run.log
+    assert not list(Path("/tmp").glob(f"minirl-ray-*{run.mark}*"))
+    return run
+
+
+def engine_process(run):
+    """A process that the rollout server started."""
+    names = {pid: psutil.Process(pid).cmdline() for pid in run.processes()}
+    hosts = [pid for pid, line in names.items() if any("ObjectHost" in part for part in line)]
+    children = [child.pid for pid in hosts for child in psutil.Process(pid).children()]
+    assert children, names
+    return children[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [(signal.SIGTERM, "Starting rollout servers"), (signal.SIGINT, "[Step 2/")],
+)
+def test_a_signal_ends_it(runner, number, when):
+    run = runner.start(ENDLESS)
+    run.wait_for(when, 180)
+    began = time.monotonic()
+    run.process.send_signal(number)
+    ended(run, began, 128 + number)
+    name = signal.Signals(number).name
+    assert len([line for line in run.lines if f"interrupted by {name}" in line]) == 1
+    assert run.summary["status"] == "interrupted"
+
+
+def test_a_killed_engine_ends_it_with_the_cause(runner):
+    run = runner.start(ENDLESS)
+    run.wait_for("[Step 1/", 180)
+    began = time.monotonic()
+    os.kill(engine_process(run), signal.SIGKILL)
+    ended(run, began, 1)
+    causes = [line for line in run.lines if "Run failed" in line]
+    assert len(causes) == 1, run.log
+    assert "replica 0" in causes[0]
+
+
+def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(runner, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "calls = 0\n"
+        "def reward(prompts, **columns):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    rewards = [0.5] * len(prompts)\n"
+        "    rewards[17] = float('nan') if calls == 3 else 0.0\n"
+        "    return rewards\n"
+    )
+    run = runner.complete(
+        f"reward.path={reward}", "data.eval_size=0", "trainer.save_freq=1", "trainer.keep_last=1"
+    )
+    assert run.code == 1, run.log
+    assert run.processes() == []
+    causes = [line for line in run.lines if "Run failed" in line]
+    assert len(causes) == 1
+    assert "17" in causes[0]
+    assert "nan" in causes[0].lower()
+    assert [path.name for path in (run.run_dir / "checkpoints").iterdir()] == ["step_000002"]
+    assert run.summary["steps"] == 2
