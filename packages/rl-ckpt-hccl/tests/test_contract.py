@@ -1,4 +1,7 @@
-"""The contract of checkpoint engines, with and without sending from own storage."""
+"""The contract of checkpoint engines, over gloo.
+
+Its tensors are smaller and larger than `direct_share` of its buckets, so both ways are taken.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,22 +18,11 @@ from rl_core.testing.checkpoint_contract import (
 _FAULTS = Path(__file__).with_name("faults.py")
 
 
-class Hccl:
+@pytest.mark.engine
+class TestHccl(CheckpointEngineContract):
     backend = "hccl"
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
         CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{_FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{_FAULTS}:lose"),
     }
-
-
-@pytest.mark.engine
-class TestHccl(Hccl, CheckpointEngineContract):
-    pass
-
-
-@pytest.mark.engine
-class TestHcclPacked(Hccl, CheckpointEngineContract):
-    @pytest.fixture(scope="class")
-    def options(self):
-        return {"direct_share": 0.0}
