@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from rl_core.buckets import MEGABYTE
 from rl_core.digests import WSUM64, XXH3_128
+from rl_core.interfaces import SupportsCheckpointPath
 from rl_core.metadata import DTYPE_BYTES
 from rl_core.testing.checkpoint_assertions import assert_arrived
 from rl_core.testing.checkpoint_case import CheckpointCase
-from rl_core.testing.checkpoint_group import Terms
+from rl_core.testing.checkpoint_group import Terms, TransferGroup
+from rl_core.testing.checkpoint_orders import ReceiveOrder
 from rl_core.testing.checkpoint_recipe import TensorRecipe, WeightRecipe
 from rl_core.testing.checkpoint_samples import (
     LAYOUTS,
@@ -23,7 +25,7 @@ from rl_core.testing.checkpoint_samples import (
     many_buckets,
     without_elements,
 )
-from rl_core.testing.contract import Contract
+from rl_core.testing.contract import SKIP_PREFIX, Contract
 
 SAMPLES = {
     "every_dtype": every_dtype(),
@@ -115,6 +117,25 @@ class ContentContract(Contract, contract=True):
         cast = TensorRecipe("router.weight", (8, 8), "bfloat16", source_dtype="float32")
         weights = WeightRecipe((cast,))
         assert_arrived(case.group().sync(weights), weights, XXH3_128)
+
+    def test_checkpoint_path(self, case: CheckpointCase) -> None:
+        """Where receivers may ask for a directory: complete, once for all of them, and again."""
+        if not issubclass(case.engine_cls, SupportsCheckpointPath):
+            pytest.skip(f"{SKIP_PREFIX}the engine has no checkpoint path")
+        group = case.group()
+        for weights in (SMALL, every_dtype()):
+            manifest = weights.manifest(case.version())
+            assert not group.connect()
+            senders = TransferGroup(group.senders, case)
+            pending = senders.begin(weights, manifest)
+            order = ReceiveOrder(manifest, case.deadline_s)
+            paths = [member.handle.submit("checkpoint_path", order) for member in group.receivers]
+            found = {asked.result(case.deadline_s) for asked in paths}
+            assert senders.end(pending, manifest).ok
+            assert not group.finalize(True)
+            assert len(found) == 1
+            assert str(manifest.version) in found.pop()
+        assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
     def test_lease_is_untouched_until_left(self, case: CheckpointCase) -> None:
         """One receiver is slow with every bucket while the other one runs ahead."""

@@ -61,6 +61,7 @@ class CheckpointEngineContract(
         deadline_s: deadline of calls that are expected to succeed.
         fault_deadline_s: deadline of calls that are expected to fail; the longest that a
             transport needs to notice a dead peer.
+        many_syncs: length of the row of syncs after which nothing may have piled up.
         faults: hooks that damage the backend's own transport; see `CheckpointFault`.
         lacks: capabilities and faults that do not apply, each with the reason.
     """

@@ -1,5 +1,7 @@
 """Calls in the wrong order are refused, closing is idempotent, nothing is kept that piles up."""
 
+from typing import ClassVar
+
 import pytest
 
 from rl_core.digests import XXH3_128
@@ -11,9 +13,14 @@ from rl_core.testing.checkpoint_orders import Held
 from rl_core.testing.checkpoint_samples import SMALL, many_buckets
 from rl_core.testing.contract import Contract
 
+GROWTH_BYTES = 8 << 20
+"""What an allocator may take for itself while nothing accumulates."""
+
 
 class LifecycleContract(Contract, contract=True):
     """Order of calls, and what an engine holds."""
+
+    many_syncs: ClassVar[int] = 20
 
     def test_transfer_before_the_group_is_built(self, case: CheckpointCase) -> None:
         """LifecycleError on every side, with the stream drained."""
@@ -120,17 +127,20 @@ class LifecycleContract(Contract, contract=True):
                 case.engine_cls.build_topology(senders, receivers)
 
     def test_nothing_piles_up(self, case: CheckpointCase) -> None:
-        """Files, threads and sockets are the same after the fifth and the twentieth sync."""
+        """Files, threads, sockets and memory stay where they were after the first syncs."""
         group = case.group()
         for _ in range(5):
             assert group.sync(SMALL).ok
         before = _held(group)
-        for _ in range(15):
+        for _ in range(self.many_syncs):
             assert group.sync(SMALL).ok
         for name, after in _held(group).items():
             assert after.descriptors <= before[name].descriptors, f"{name} opens files"
             assert after.threads <= before[name].threads, f"{name} starts threads"
             assert after.listening == before[name].listening, f"{name} opens sockets"
+            assert after.shared <= before[name].shared, f"{name} maps more shared memory"
+            grown = after.resident - before[name].resident
+            assert grown < GROWTH_BYTES, f"{name} has grown by {grown} bytes"
 
     def test_shutdown_gives_everything_back(self, case: CheckpointCase) -> None:
         """Twice without harm; no socket listens afterwards; a new engine works."""

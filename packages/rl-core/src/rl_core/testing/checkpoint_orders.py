@@ -127,12 +127,14 @@ class Held:
         threads: threads.
         listening: addresses of its listening TCP sockets, as `host:port`.
         shared: bytes of shared memory mapped into it.
+        resident: bytes of memory, all kinds.
     """
 
     descriptors: int
     threads: int
     listening: tuple[str, ...]
     shared: int
+    resident: int
 
 
 Options = Mapping[str, object]

@@ -108,6 +108,22 @@ class VersionContract(Contract, contract=True):
             assert_drained(outcome, PLENTY, (0, 1))
         _assert_works(group, PolicyVersion(2, 6))
 
+    def test_second_sender_of_a_version_is_refused(self, case: CheckpointCase) -> None:
+        """Another process in the sender's place cannot publish the same version once more."""
+        group = case.group()
+        manifest = SMALL.manifest(case.version())
+        assert_arrived(group.sync(SMALL, manifest), SMALL, XXH3_128)
+        second = case.stranger("sender", 0)
+        try:
+            case.construct([second], Terms(options=case.options))
+            usurped = TransferGroup([second, *group.receivers], case)
+            outcome = usurped.sync(PLENTY, PLENTY.manifest(manifest.version), None, 10.0)
+            assert_ended(outcome, everywhere(StaleVersionError), str(manifest.version))
+            assert all(end is not None and not end.leases for end in outcome.received.values())
+        finally:
+            case.dismiss(second)
+        assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
+
     def test_version_of_another_run_is_refused(self, case: CheckpointCase) -> None:
         """A manifest with a foreign run id is stale by definition."""
         group = case.group()

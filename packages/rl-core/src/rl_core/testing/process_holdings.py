@@ -34,6 +34,7 @@ def held() -> Held:
         threads=threading.active_count(),
         listening=tuple(sorted(_listening())),
         shared=_status("RssShmem"),
+        resident=_status("VmRSS"),
     )
 
 
