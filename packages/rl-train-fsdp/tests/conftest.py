@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import select
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+
+from rl_core.trajectory import TrainSample
 
 TINY = {
     "hidden_size": 32,
@@ -51,6 +54,12 @@ def save_model(path, config, seed=0, dtype=torch.float32):
             parameter.normal_(0.0, 0.2) if parameter.ndim > 1 else parameter.uniform_(0.5, 1.5)
     model.to(dtype).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session", name="save_model")
+def save_model_fixture():
+    """`save_model(path, config, seed, dtype)`."""
+    return save_model
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +162,43 @@ def ranks(tmp_path_factory):
     pool = RankPool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def make_samples():
+    """`make(count, seed=...)`: random samples of uneven lengths, some tokens masked."""
+
+    def make(count, *, seed=0, old=False, ref=False, temperature=1.0, vocab=61):
+        rnd = random.Random(seed)
+        return [_sample(rnd, old, ref, temperature, vocab) for _ in range(count)]
+
+    return make
+
+
+def _sample(rnd, old, ref, temperature, vocab):
+    length = rnd.randint(1, 9)
+    mask = [int(rnd.random() < 0.8) for _ in range(length)]
+    return TrainSample(
+        prompt_ids=[rnd.randrange(vocab) for _ in range(rnd.randint(1, 9))],
+        response_ids=[rnd.randrange(vocab) for _ in range(length)],
+        loss_mask=mask,
+        advantages=[rnd.uniform(-1, 1)] * length,
+        old_log_probs=[rnd.uniform(-6, -3) for _ in range(length)] if old else None,
+        ref_log_probs=[rnd.uniform(-6, -3) for _ in range(length)] if ref else None,
+        temperature=temperature,
+    )
+
+
+@pytest.fixture
+def settings():
+    """`make(path, engine={...}, ...)`: the nested mapping of an engine's configuration."""
+
+    def make(path, world=1, **sections):
+        engine = {"dtype": "float32", "fsdp_size": world, "timeout_s": 20.0}
+        return {
+            "model": {"local_path": str(path)},
+            "engine": {**engine, **sections.pop("engine", {})},
+            **sections,
+        }
+
+    return make

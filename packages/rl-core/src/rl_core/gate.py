@@ -14,6 +14,10 @@ class ServingGate:
 
     A rollout server wraps every request in `admit()`, passes events to `apply()`, and carries out
     the returned actions other than opening and closing, which the gate does itself.
+
+    A closed gate ends no request. Whoever applies Begin has to abort, drain or pause what is in
+    flight before the first byte is loaded, requests included that were admitted but not handed to
+    the engine yet; `wait_idle` tells when there are none.
     """
 
     def __init__(self, name: str) -> None:
