@@ -56,6 +56,18 @@ def save_model(path, config, seed=0, dtype=torch.float32):
     return path
 
 
+@pytest.fixture(name="make_config")
+def make_config_fixture():
+    """`make_config(kind, **changes)`."""
+    return make_config
+
+
+@pytest.fixture(name="free_port")
+def free_port_fixture():
+    """`free_port()`."""
+    return free_port
+
+
 @pytest.fixture(scope="session", name="save_model")
 def save_model_fixture():
     """`save_model(path, config, seed, dtype)`."""

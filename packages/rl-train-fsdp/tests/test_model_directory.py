@@ -56,6 +56,11 @@ def cut_header(path):
     file.write_bytes(file.read_bytes()[:50])
 
 
+def damage_header(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b"data_offsets", b"data_offsetz", 1))
+
+
 def drop_tensor(path):
     file = path / "model.safetensors"
     tensors = load_file(file)
@@ -84,6 +89,7 @@ BROKEN = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "convert its weights"),
     "truncated": (truncate, "is truncated"),
     "truncated header": (cut_header, "is truncated"),
+    "damaged header": (damage_header, "has a damaged header"),
     "lost tensor": (drop_tensor, "'model.norm.weight'"),
     "wrong index": (wrong_index, "'lost.weight'"),
     "wrong shape": (

@@ -161,18 +161,21 @@ def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise ConfigError(f"{file} is missing; fetch the model again")
     size = file.stat().st_size
     header, start = _header(file, size)
+    header.pop("__metadata__", None)
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
+        try:
+            begin, end = entry["data_offsets"]
+            dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{file} has a damaged header at {name!r}; fetch it again"
+            raise ConfigError(msg) from error
         if start + end > size:
             msg = (
                 f"{file} is truncated: {name!r} ends at byte {start + end}, the file at byte "
                 f"{size}; fetch it again"
             )
             raise ConfigError(msg)
-        dtype = _DTYPES.get(entry["dtype"], str(entry["dtype"]))
-        yield name, StoredTensor(file, dtype, tuple(entry["shape"]), end - begin)
+        yield name, StoredTensor(file, _DTYPES.get(dtype, dtype), shape, end - begin)
 
 
 def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:

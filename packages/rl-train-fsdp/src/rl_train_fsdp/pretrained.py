@@ -80,8 +80,9 @@ class PretrainedWriter:
         if self._failure is not None:
             raise self._failure
         self._name_files()
-        config = {key: value for key, value in self._source.config.items() if key != "torch_dtype"}
-        text = json.dumps({**config, "dtype": self._dtype}, indent=2, sort_keys=True)
+        # Older transformers call it torch_dtype; whoever wrote the source wrote its name.
+        key = "torch_dtype" if "torch_dtype" in self._source.config else "dtype"
+        text = json.dumps({**self._source.config, key: self._dtype}, indent=2, sort_keys=True)
         (self._target / CONFIG_FILE).write_text(text + "\n")
         for pattern in _COMPANIONS:
             for file in self._source.path.glob(pattern):

@@ -107,9 +107,17 @@ class _TokenLogProbs(torch.autograd.Function):  # type: ignore[misc]  # torch is
                 grad_bias += grad.sum(0)
             grad = grad.to(weight.dtype)
             grad_hidden[part] = grad @ weight
-            grad_weight += grad.T @ hidden[part]
+            _add_product(grad_weight, grad, hidden[part])
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), grad_bias, None, None, None
+
+
+def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """Add grad' hidden to a float32 total, without a copy where the dtypes allow it."""
+    if grad.dtype is total.dtype:
+        total.addmm_(grad.T, hidden)
+    else:
+        total += grad.T @ hidden
 
 
 def _grad_logits(
