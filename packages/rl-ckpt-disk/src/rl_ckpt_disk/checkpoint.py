@@ -108,22 +108,20 @@ class Checkpoint:
                 raise TransferError(msg)
             done += count
 
-    def read_ahead(self, meta: TensorMeta) -> None:
-        """Let the kernel begin to read a tensor that will be wanted soon."""
-        extent = self._layout.extents[meta.name]
-        fd = self._files[extent.file]
-        os.posix_fadvise(fd, extent.offset, meta.nbytes, os.POSIX_FADV_WILLNEED)
-
     def close(self) -> None:
         """Close the files; the directory stays held. Idempotent."""
         files, self._files = self._files, {}
         for fd in files.values():
             os.close(fd)
 
-    def release(self) -> None:
-        """Let the directory go: it may be removed from now on. Idempotent."""
-        self.close()
+    def let_go(self) -> None:
+        """Let the directory be removed from now on; open files can still be read. Idempotent."""
         self._lease.release()
+
+    def release(self) -> None:
+        """Close the files and let the directory go. Idempotent."""
+        self.close()
+        self.let_go()
 
     def _check_size(self, name: str, size: int) -> None:
         try:

@@ -54,12 +54,12 @@ class DiskCheckpointEngine(GroupEngine):
         lending = self.start_receiving("get_checkpoint_path", manifest, Watch(deadline))
         reading = cast("Reading", lending)  # what `_DiskMover.receive` makes
         try:
-            checkpoint = reading.path()
+            path = reading.path()
         except BaseException as error:
             self.fail(error)
             raise
         self.received()
-        return checkpoint.path
+        return path
 
 
 class _DiskMover(Mover):
@@ -83,4 +83,4 @@ class _DiskMover(Mover):
 
     def close(self) -> None:
         self._setting.held.replace(None)
-        self._setting.buffer.drop()
+        self._setting.buffers.drop()

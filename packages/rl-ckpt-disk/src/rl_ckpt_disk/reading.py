@@ -5,45 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from rl_ckpt_disk.checkpoint import Checkpoint
 from rl_ckpt_disk.publication import DIRECTORY
+from rl_ckpt_disk.read_ahead import ReadAhead, ReadBuffers, buckets
 from rl_core import digests
-from rl_core.buckets import align
-from rl_core.errors import MessageError
-from rl_core.interfaces import LeasedTensor
-from rl_core.torch import content_digest, from_bytes
+from rl_core.buckets import MEGABYTE
+from rl_core.errors import LifecycleError, MessageError
+from rl_core.torch import content_digest
 from rl_core.transfer.lending import Lending
 from rl_core.transfer.messages import Begin, Complete, Done, End, Go, Ready
 from rl_core.transfer.reception import check_announcement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from rl_ckpt_disk.checkpoint_dir import RunDirectory
-    from rl_core.interfaces import BucketLease, TransferRole
-    from rl_core.metadata import Manifest, TensorMeta
+    from rl_core.interfaces import BucketLease, LeasedTensor, TransferRole
+    from rl_core.metadata import Manifest
     from rl_core.transfer.link import Link
     from rl_core.transfer.watch import Watch
-
-
-class ReadBuffer:
-    """Host memory that tensors are read into; kept from sync to sync."""
-
-    def __init__(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.uint8)
-
-    def of(self, nbytes: int) -> torch.Tensor:
-        """Flat uint8 memory of at least `nbytes`."""
-        if self._tensor.numel() < nbytes:
-            self._tensor = torch.empty(0, dtype=torch.uint8)  # never both at once
-            self._tensor = torch.empty(nbytes, dtype=torch.uint8)
-        return self._tensor
-
-    def drop(self) -> None:
-        """Give the memory back."""
-        self._tensor = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass
@@ -65,7 +46,7 @@ class Setting:
 
     role: TransferRole
     run: RunDirectory
-    buffer: ReadBuffer = field(default_factory=ReadBuffer)
+    buffers: ReadBuffers = field(default_factory=ReadBuffers)
     held: Held = field(default_factory=Held)
 
 
@@ -78,39 +59,29 @@ class Reading(Lending):
         self._setting = setting
         self._manifest = manifest
         self._link = link
+        self._quiet = watch
         self._watch = watch.hearing(self.hear)
 
     def run(self) -> Iterator[BucketLease]:
         """Agree, wait, read, and wait for the others."""
-        checkpoint = self._await()
-        try:
-            for bucket in self._buckets():
-                yield self.lend(self._read(checkpoint, bucket))
-                self.check_returned()
-                self._watch.check("the consumer to go on")
-            self._agree(checkpoint)
-        finally:
-            checkpoint.close()
-            if self._setting.held.checkpoint is not checkpoint:
-                checkpoint.release()
+        for entries in self._entries():
+            yield self.lend(entries)
+            self.check_returned()
+            self._watch.check("the consumer to go on")
 
-    def path(self) -> Checkpoint:
-        """Agree, wait, check every file, and wait for the others; the checkpoint stays held.
+    def path(self) -> Path:
+        """Agree, wait, check every file, and wait for the others; the directory stays held.
 
         The digests are recomputed here, where there are any: the engine that loads the directory
         does not know them.
         """
-        checkpoint = self._await()
-        try:
-            for bucket in self._buckets():
-                for entry in self._read(checkpoint, bucket):
-                    _check_digest(entry)
-            self._agree(checkpoint)
-        finally:
-            checkpoint.close()
-            if self._setting.held.checkpoint is not checkpoint:
-                checkpoint.release()
-        return checkpoint
+        for entries in self._entries():
+            for entry in entries:
+                _check_digest(entry)
+        held = self._setting.held.checkpoint
+        if held is None:
+            raise LifecycleError("the checkpoint was let go while its path was asked for")
+        return held.path
 
     def hear(self) -> None:
         """Raise what the sender has reported, or that it is gone."""
@@ -122,6 +93,7 @@ class Reading(Lending):
         name = begin.properties.get(DIRECTORY, "")
         if not name or "/" in name or name.startswith("."):
             raise MessageError(f"the sender names no directory: {begin.properties}")
+        self._quiet = self._quiet.sooner(begin.seconds)
         self._watch = self._watch.sooner(begin.seconds)
         self._link.tell(Ready(), self._watch)
         self._link.expect(Go, self._watch)
@@ -135,37 +107,23 @@ class Reading(Lending):
             raise
         return checkpoint
 
-    def _agree(self, checkpoint: Checkpoint) -> None:
-        self._link.tell(Done(), self._watch)
-        self._link.expect(Complete, self._watch)
-        self._setting.held.replace(checkpoint)
-
-    def _buckets(self) -> Iterator[list[TensorMeta]]:
-        """Tensors that fit into a bucket together; a larger one goes alone."""
-        capacity = int(self._setting.role.bucket_megabytes * (1 << 20))
-        bucket: list[TensorMeta] = []
-        used = 0
-        for meta in self._manifest.tensors:
-            if bucket and used + align(meta.nbytes) > capacity:
-                yield bucket
-                bucket, used = [], 0
-            bucket.append(meta)
-            used += align(meta.nbytes)
-        if bucket:
-            yield bucket
-
-    def _read(self, checkpoint: Checkpoint, metas: Sequence[TensorMeta]) -> list[LeasedTensor]:
-        buffer = self._setting.buffer.of(sum(align(meta.nbytes) for meta in metas))
-        for meta in metas:
-            checkpoint.read_ahead(meta)
-        entries, offset = [], 0
-        for meta in metas:
-            data = buffer[offset : offset + meta.nbytes]
-            checkpoint.read(meta, data, self._watch)
-            digest = checkpoint.marker.digests.get(meta.name)
-            entries.append(LeasedTensor(meta, from_bytes(data, meta), digest))
-            offset += align(meta.nbytes)
-        return entries
+    def _entries(self) -> Iterator[list[LeasedTensor]]:
+        """Everything, one bucket at a time; complete on all receivers when it ends."""
+        checkpoint = self._await()
+        reader = ReadAhead(checkpoint, self._setting.buffers, self._quiet)
+        capacity = int(self._setting.role.bucket_megabytes * MEGABYTE)
+        complete = False
+        try:
+            yield from reader.read(buckets(self._manifest.tensors, capacity), self._watch)
+            self._link.tell(Done(), self._watch)
+            self._link.expect(Complete, self._watch)
+            complete = True
+        finally:
+            reader.close(wait_for_it=complete)
+            if complete:
+                self._setting.held.replace(checkpoint)
+            else:
+                checkpoint.let_go()
 
 
 def _check_digest(entry: LeasedTensor) -> None:

@@ -1,8 +1,7 @@
 """Sender: weights files of a staged checkpoint, filled as tensors come."""
 
 import os
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from rl_ckpt_disk.checkpoint_dir import StagedDirectory, write_all
@@ -83,9 +82,8 @@ class ShardWriter:
             if not shard.extents:
                 self._sync(self._file(shard.file))
         for sync in self._pending:
-            while not sync.done():
+            while not wait([sync], POLL_S).done:
                 self._watch.check("the checkpoint to reach the disk")
-                time.sleep(POLL_S)
             sync.result()
 
     def _file(self, name: str) -> _OpenShard:
