@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 class BroadcastTransport(Transport):
     """A group is built once for its members, and used until one of them leaves."""
 
+    # One more than there are buffers: while a receiver reads bucket n and gets n + 1, the sender
+    # packs n + 2 already.
+    window = BUFFERS + 1
+
     def __init__(self, library: Library, direct_share: float, connect_timeout_s: float) -> None:
         check_torch(library.backend)
         self.direct_share = direct_share
