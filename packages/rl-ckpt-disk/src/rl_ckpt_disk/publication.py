@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ class Publication:
     def __post_init__(self) -> None:
         self._phases = Phases("gather", "digest", "write", "sync", "ack")
         self._digests: dict[str, str] = {}
+        self._beside = ThreadPoolExecutor(1, "checkpoint-digest")
 
     def publish(self, weights: TensorStream, manifest: Manifest) -> TransferReport:
         """Write the stream as a checkpoint; returns when every receiver has read it.
@@ -80,6 +82,7 @@ class Publication:
         try:
             trailer = self._write(weights, manifest, staged, layout)
         finally:
+            self._beside.shutdown()
             staged.discard()
         with self._phases("ack"):
             self.peers.tell(End(trailer), self.watch)
@@ -164,12 +167,16 @@ class Publication:
         return msgspec.structs.replace(trailer, weights_digest=digest)
 
     def _one(self, meta: TensorMeta, tensor: Tensor, files: ShardWriter) -> None:
-        if self.role.digest_kind is not None:
-            with self._phases("digest"):
-                digest = content_digest(meta, tensor, self.role.digest_kind)
-                self._digests[meta.name] = digest
-        with self._phases("write"):
-            files.write(meta, as_bytes(tensor).cpu().numpy().data)
+        kind = self.role.digest_kind
+        # Beside the writing: both read the tensor, which is valid until the next one is drawn.
+        digest = self._beside.submit(content_digest, meta, tensor, kind) if kind else None
+        try:
+            with self._phases("write"):
+                files.write(meta, as_bytes(tensor).cpu().numpy().data)
+        finally:
+            if digest is not None:
+                with self._phases("digest"):
+                    self._digests[meta.name] = digest.result()
 
     def _hear(self) -> None:
         self.peers.pump(self.watch)

@@ -13,7 +13,7 @@ from rl_core.transfer.watch import POLL_S, Watch
 CHUNK_BYTES = 32 << 20
 """Written in one call; in between, cancellation and failed peers are noticed."""
 
-SYNC_BYTES = 256 << 20
+SYNC_BYTES = 64 << 20
 """After so many bytes the kernel is asked to write them out, beside the stream."""
 
 
