@@ -121,7 +121,13 @@ def _plugin(library: Library, store: Store, place: tuple[int, int], timeout: tim
     backend = _plugin_creator(library.backend)(options, None)
     kind = dist.ProcessGroup.BackendType.CUSTOM
     group = _group(library.device, store, place, backend, kind)
-    return Member(library.backend, group, backend.abort)
+    return Member(library.backend, group, _abort_of(backend))
+
+
+def _abort_of(backend: Backend) -> Callable[[], None]:
+    """The plug-in's `abort`; one without it ends by its timeouts only."""
+    found: Callable[[], None] = getattr(backend, "abort", lambda: None)
+    return found
 
 
 def _plugin_creator(name: str) -> Callable[..., Backend]:
