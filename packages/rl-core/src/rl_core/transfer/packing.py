@@ -108,7 +108,9 @@ class Packer:
         part = segment.parts[0]
         if part.first:
             self._draw(part, weights)
-        self._outlet.start(segment, self._bytes_of(part))
+        data = self._bytes_of(part)
+        with self._phases("wire"):
+            self._outlet.start(segment, data)
         self._lent = True
         with self._phases("pack"):
             return self._entry(part)

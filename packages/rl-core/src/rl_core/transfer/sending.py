@@ -79,7 +79,7 @@ class Sending:
 
     def _plan(self, manifest: Manifest) -> tuple[TransferPlan, int]:
         size = bucket_bytes(self._role.bucket_megabytes, manifest.tensors)
-        direct = int(size * self._transport.direct_share)
+        direct = self._transport.direct_bytes(size)
         return TransferPlan.of(manifest.tensors, size, direct), direct
 
     def _handshake(self, manifest: Manifest, size: int, direct: int, outlet: Outlet) -> None:

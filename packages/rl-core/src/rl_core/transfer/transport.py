@@ -128,6 +128,10 @@ class Transport(ABC):
         """What belongs into this rank's `Endpoint`."""
         return {}
 
+    def direct_bytes(self, bucket_bytes: int) -> int:
+        """Size from which tensors get segments of their own; 0 packs everything."""
+        return int(bucket_bytes * self.direct_share)
+
     @abstractmethod
     def offer(self, place: Place, watch: Watch) -> dict[str, str]:
         """Sender: prepare a new group; what members need to connect, sent in `Joined`."""
