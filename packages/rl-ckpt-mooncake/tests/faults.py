@@ -1,14 +1,20 @@
 """Damage to the chain of one engine, for the contract."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from rl_ckpt_mooncake import outlet as outlet_module
-from rl_ckpt_mooncake.inlet import ChainInlet
-from rl_ckpt_mooncake.outlet import ChainOutlet
-from rl_core.interfaces import CheckpointEngine
-from rl_core.transfer.plan import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from rl_ckpt_mooncake.inlet import ChainInlet
+    from rl_ckpt_mooncake.outlet import ChainOutlet
+    from rl_core.interfaces import CheckpointEngine
+    from rl_core.transfer.plan import Part
 
 
 def corrupt(engine: CheckpointEngine, tensor: str) -> None:
