@@ -30,6 +30,10 @@ def loot():
     return torch.full((4096,), 0xA5, dtype=torch.uint8)
 
 
+def patience():
+    """The strangers' transfers are not waited for by anybody else."""
+
+
 def arrived(ends, weights):
     for got in ends[1:]:
         assert not isinstance(got, Exception), got
@@ -47,16 +51,16 @@ def test_memory_is_open_during_a_sync_only(chain, weights, stranger, loot):
             there = station.neighbour()
             opened.append((there.session, there.magic))
             opened.extend((there.session, address) for address in there.buffers)
-            stranger.read(there.session, [Run(there.magic, loot.data_ptr(), 64)], "magic")
+            stranger.read(there.session, [Run(there.magic, loot.data_ptr(), 64)], "magic", patience)
         source = next(iter(weights.tensors.values())).data_ptr()
         with pytest.raises(TransportError):
-            stranger.read(opened[0][0], [Run(source, loot.data_ptr(), 64)], "the weights")
+            stranger.read(opened[0][0], [Run(source, loot.data_ptr(), 64)], "the weights", patience)
 
     arrived(chain.sync(weights, consume=look), weights)
     assert len(opened) == 4 * 3
     for session, address in opened:
         with pytest.raises(TransportError, match="not registered there"):
-            stranger.read(session, [Run(address, loot.data_ptr(), 64)], "after the sync")
+            stranger.read(session, [Run(address, loot.data_ptr(), 64)], "after the sync", patience)
 
 
 def test_memory_is_closed_after_a_failure(chain, weights, stranger, loot):
@@ -70,20 +74,25 @@ def test_memory_is_closed_after_a_failure(chain, weights, stranger, loot):
     assert all(isinstance(end, Exception) for end in ends)
     for session, address in opened:
         with pytest.raises(TransportError):
-            stranger.read(session, [Run(address, loot.data_ptr(), 64)], "after the failure")
+            stranger.read(
+                session, [Run(address, loot.data_ptr(), 64)], "after the failure", patience
+            )
     arrived(chain.sync(weights), weights)
 
 
 def test_write_into_a_bucket_is_found(chain, weights, stranger, loot, monkeypatch):
     """Before the receiver's check, wherever it happened; the tensor is named."""
-    tell = Station.tell
+    tell, written = Station.tell, []
 
-    def meanwhile(station, neighbour, place, sequence):
-        if place == FILLED and station is chain.stations()[0] and sequence == 5:
+    def meanwhile(station, neighbour, place, sequence, check):
+        # The first receiver reads nothing of the second bucket before it is told of piece 5.
+        second = place == FILLED and sequence >= 5
+        if second and station is chain.stations()[0] and not written:
             victim = station.buffer(1)
+            written.append(sequence)
             run = Run(victim.data_ptr() + 100, loot.data_ptr(), 4)
-            stranger.write(station.transfer.session, run, "garbage")
-        tell(station, neighbour, place, sequence)
+            stranger.write(station.transfer.session, run, "garbage", check)
+        tell(station, neighbour, place, sequence, check)
 
     monkeypatch.setattr(Station, "tell", meanwhile)
     ends = chain.sync(weights)
@@ -100,12 +109,12 @@ def test_forged_counters_are_ignored(chain, weights, stranger, loot, offset, mon
     """Neither garbage nor the record of another moment moves anybody on."""
     tell, heard = Station.tell, []
 
-    def meanwhile(station, neighbour, place, sequence):
+    def meanwhile(station, neighbour, place, sequence, check):
         old = bytes(heard[0]) if heard and not offset else loot.numpy().tobytes()[:RECORD_BYTES]
         forged = torch.frombuffer(bytearray(old), dtype=torch.uint8)
         run = Run(neighbour.magic + place + offset, forged.data_ptr(), RECORD_BYTES - offset)
-        stranger.write(neighbour.session, run, "a forged counter")
-        tell(station, neighbour, place, sequence)
+        stranger.write(neighbour.session, run, "a forged counter", check)
+        tell(station, neighbour, place, sequence, check)
         at = station.magic.stage(place, sequence) - station.magic.address
         heard.append(bytes(station.magic._view[at : at + RECORD_BYTES]))
 

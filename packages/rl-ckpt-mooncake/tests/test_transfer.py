@@ -1,7 +1,12 @@
 """The TransferEngine itself: codes become errors, and what it would swallow is refused."""
 
 import importlib
+import multiprocessing
+import os
+import signal
+import socket
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -10,13 +15,15 @@ from rl_ckpt_mooncake import transfer as transfer_module
 from rl_ckpt_mooncake.config import MooncakeConfig
 from rl_ckpt_mooncake.engine import MooncakeCheckpointEngine
 from rl_ckpt_mooncake.library import load_library
-from rl_ckpt_mooncake.transfer import TCP_READ_BYTES, Listening, Run, Transfer
+from rl_ckpt_mooncake.transfer import Listening, Run, Transfer
 from rl_core.channel import new_key
+from rl_core.deadlines import Deadline
 from rl_core.errors import (
     ComponentLoadError,
     ComponentNotFoundError,
     ConfigError,
     IncompatibleVersionError,
+    TransferTimeoutError,
 )
 from rl_core.interfaces import TransferRole
 from rl_core.transfer.transport import TransportError
@@ -30,52 +37,97 @@ def pair():
         each.close()
 
 
+def patience():
+    return partial(Deadline.after(20).check, "the test's transfer")
+
+
 def test_reads_and_writes(pair):
     reader, owner = pair
-    theirs = torch.arange(3 * TCP_READ_BYTES + 5) % 251
-    theirs = theirs.to(torch.uint8)
+    theirs = (torch.arange(3 << 20) % 251).to(torch.uint8)
     mine = torch.zeros_like(theirs)
-    owner.register(theirs.data_ptr(), theirs.numel(), "theirs")
+    there, here, half = theirs.data_ptr(), mine.data_ptr(), (1 << 20) + 3
+    owner.register(there, theirs.numel(), "theirs")
     try:
-        runs = [
-            Run(theirs.data_ptr(), mine.data_ptr(), 2 * TCP_READ_BYTES + 3),
-            Run(0, 0, 0),
-            Run(
-                theirs.data_ptr() + 2 * TCP_READ_BYTES + 3,
-                mine.data_ptr() + 2 * TCP_READ_BYTES + 3,
-                9,
-            ),
-        ]
-        reader.read(owner.session, runs, "a test")
-        end = 2 * TCP_READ_BYTES + 12
-        assert torch.equal(mine[:end], theirs[:end])
-        assert not mine[end:].any()
-        reader.read(owner.session, [], "nothing")
+        runs = [Run(there, here, half), Run(0, 0, 0), Run(there + half, here + half, 9)]
+        reader.read(owner.session, runs, "a test", patience())
+        assert torch.equal(mine[: half + 9], theirs[: half + 9])
+        assert not mine[half + 9 :].any()
+        reader.read(owner.session, [], "nothing", patience())
         mine[:7] = 9
-        reader.write(owner.session, Run(theirs.data_ptr(), mine.data_ptr(), 7), "a test")
+        reader.write(owner.session, Run(there, here, 7), "a test", patience())
         assert theirs[:8].tolist() == [9] * 7 + [7]
     finally:
-        owner.unregister(theirs.data_ptr(), "theirs")
+        owner.unregister(there, "theirs")
 
 
 def test_failures_say_what_and_why(pair):
     reader, owner = pair
     memory = torch.zeros(4096, dtype=torch.uint8)
-    run = Run(memory.data_ptr(), memory.data_ptr(), 64)
-    for call in (
-        lambda: reader.read(owner.session, [run], "x"),
-        lambda: reader.write(owner.session, run, "x"),
-    ):
-        with pytest.raises(TransportError, match=r"x .* returned -1: .*not registered there"):
-            call()
-    owner.register(memory.data_ptr(), 4096, "memory")
+    address = memory.data_ptr()
+    run = Run(address, address, 64)
+    refused = pytest.raises(TransportError, match=r"x .* returned -1: .*not registered there")
+    with refused:
+        reader.read(owner.session, [run], "x", patience())
+    with refused:
+        reader.write(owner.session, run, "x", patience())
+    owner.register(address, 4096, "memory")
     with pytest.raises(TransportError, match="registering memory again: Mooncake returned -7"):
-        owner.register(memory.data_ptr() + 16, 64, "memory again")
-    with pytest.raises(TransportError, match="returned -1"):
-        reader.read(owner.session, [Run(memory.data_ptr() + 4000, memory.data_ptr(), 200)], "x")
-    owner.unregister(memory.data_ptr(), "memory")
+        owner.register(address + 16, 64, "memory again")
+    for bad in (Run(address + 4000, address, 200), Run(address - 64, address, 64)):
+        for runs in ([bad, run], [run, bad]):
+            with refused:
+                reader.read(owner.session, runs, "x", patience())
+    owner.unregister(address, "memory")
     with pytest.raises(TransportError, match="unregistering memory: Mooncake returned -3"):
-        owner.unregister(memory.data_ptr(), "memory")
+        owner.unregister(address, "memory")
+
+
+def test_nobody_there_is_an_error(pair):
+    memory = torch.zeros(64, dtype=torch.uint8)
+    run = Run(memory.data_ptr(), memory.data_ptr(), 64)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        session = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(TransportError, match=f"reading x from {session}"):
+            pair[0].read(session, [run], "x", patience())
+        with pytest.raises(TransportError, match=f"writing x to {session}"):
+            pair[0].write(session, run, "x", patience())
+
+
+@pytest.mark.engine
+def test_peer_that_stands_still():
+    """The wait is ended by the caller, and the engine can be closed with the read under way."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    peer = context.Process(target=serve, args=(theirs,))
+    peer.start()
+    try:
+        session, address = pipe.recv()
+        reader = Transfer(Listening("127.0.0.1", "tcp"))
+        mine = torch.zeros(SERVED, dtype=torch.uint8)
+        run = Run(address, mine.data_ptr(), SERVED)
+        reader.read(session, [run], "all", patience())
+        assert mine.all()
+        os.kill(peer.pid, signal.SIGSTOP)
+        with pytest.raises(TransferTimeoutError, match="a peer that stands still"):
+            reader.read(
+                session, [run], "x", partial(Deadline.after(0.3).check, "a peer that stands still")
+            )
+        reader.close()
+    finally:
+        peer.kill()
+        peer.join()
+
+
+SERVED = 8 << 20
+
+
+def serve(pipe):
+    owner = Transfer(Listening("127.0.0.1", "tcp"))
+    memory = torch.ones(SERVED, dtype=torch.uint8)
+    owner.register(memory.data_ptr(), SERVED, "memory")
+    pipe.send((owner.session, memory.data_ptr()))
+    pipe.recv()
 
 
 def test_closed_engine_is_an_error():
@@ -99,6 +151,13 @@ def test_rdma_without_a_device_is_refused(monkeypatch, tmp_path):
         MooncakeCheckpointEngine(MooncakeConfig(protocol="rdma"), role)
     (tmp_path / "mlx5_0").touch()
     transfer_module.check_protocol("rdma")
+
+
+def test_forced_tcp_is_not_taken_for_another_protocol(monkeypatch):
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    with pytest.raises(ConfigError, match="MC_FORCE_TCP"):
+        transfer_module.check_protocol("ascend")
+    transfer_module.check_protocol("tcp")
 
 
 def failing(error):

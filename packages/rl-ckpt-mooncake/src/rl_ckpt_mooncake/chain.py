@@ -115,7 +115,7 @@ class Herald(Worker):
         while self._told < self._last:
             self.await_change(lambda: self._filled > self._told)
             sequence = self._filled
-            self._station.tell(self._successor, FILLED, sequence)
+            self._station.tell(self._successor, FILLED, sequence, self.go_on)
             self._told = sequence
 
 
@@ -167,7 +167,7 @@ class Relay(Worker):
         self._read(bucket, piece)
         count = len(self._pieces.through)
         if piece.sequence == self._pieces.through[bucket] and bucket + BUFFERS < count:
-            self._station.tell(self._predecessor, TAKEN, piece.sequence)
+            self._station.tell(self._predecessor, TAKEN, piece.sequence, self.go_on)
         if self._herald is not None:
             self._herald.announce(piece.sequence)
 
@@ -188,4 +188,4 @@ class Relay(Worker):
                 SEAL_BYTES * len(piece.parts),
             ),
         ]
-        self._station.transfer.read(there.session, runs, f"piece {piece.sequence}")
+        self._station.transfer.read(there.session, runs, f"piece {piece.sequence}", self.go_on)

@@ -34,8 +34,8 @@ class MooncakeConfig:
     piece_megabytes: float = 8.0
     """A bucket is announced and read in pieces of this size, in MiB."""
     stall_timeout_s: int = 10
-    """Seconds after which Mooncake gives up a read without progress. The deadline of the sync ends
-    the sync; this ends the thread that is left inside Mooncake."""
+    """Seconds after which Mooncake gives up a transfer without progress, however much time the sync
+    has left."""
 
     def __post_init__(self) -> None:
         """Check values; ConfigError."""

@@ -12,9 +12,9 @@ NEEDED = (
     "get_rpc_port",
     "register_memory",
     "unregister_memory",
-    "transfer_sync_read",
-    "transfer_sync_write",
-    "batch_transfer_sync_read",
+    "batch_transfer_async_read",
+    "transfer_submit_write",
+    "transfer_check_status",
 )
 """Methods of Mooncake's TransferEngine that are called here."""
 

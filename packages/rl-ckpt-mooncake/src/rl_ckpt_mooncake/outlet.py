@@ -43,7 +43,6 @@ class ChainOutlet(Outlet):
         self._terms = terms
         self._watch = watch
         self._herald: Herald | None = None
-        self._bucket = -1
         self._number = 0
         self._announced = 0
 
@@ -60,10 +59,15 @@ class ChainOutlet(Outlet):
         self._herald.start()
         return introductions({0: self._station.neighbour().text(), **members})
 
+    def open_bucket(self, bucket: int) -> None:
+        """Wait until the successor has taken the bucket that was in this one's buffer."""
+        if bucket >= BUFFERS:
+            due, magic = self._pieces.through[bucket - BUFFERS], self._station.magic
+            wait_until(lambda: magic.count(TAKEN) >= due, lambda: self._check(bucket))
+        self._number = 0
+
     def buffer(self, bucket: int) -> torch.Tensor:
-        """The buffer, once the successor has taken the bucket before in it."""
-        if bucket > self._bucket:
-            self._enter(bucket)
+        """The buffer of a bucket that was opened."""
         return self._station.buffer(bucket)
 
     def start(self, segment: Segment, data: torch.Tensor) -> None:
@@ -85,12 +89,6 @@ class ChainOutlet(Outlet):
                 raise TransportError("the first receiver does not take the last counter")
         self._station.close()
         self.closed = True
-
-    def _enter(self, bucket: int) -> None:
-        if bucket >= BUFFERS:
-            due, magic = self._pieces.through[bucket - BUFFERS], self._station.magic
-            wait_until(lambda: magic.count(TAKEN) >= due, lambda: self._check(bucket))
-        self._bucket, self._number = bucket, 0
 
     def _check(self, bucket: int) -> None:
         if self._herald is not None:

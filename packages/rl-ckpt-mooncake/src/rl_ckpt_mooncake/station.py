@@ -13,6 +13,8 @@ from rl_core.transfer.buffers import BucketBuffers
 from rl_core.transfer.transport import BUFFERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from rl_ckpt_mooncake.magic import Signet
@@ -82,10 +84,12 @@ class Station:
         """The buffer in which bucket number `bucket` lives, flat uint8."""
         return self._buffers.of(bucket)
 
-    def tell(self, neighbour: Neighbour, place: int, sequence: int) -> None:
+    def tell(
+        self, neighbour: Neighbour, place: int, sequence: int, check: Callable[[], None]
+    ) -> None:
         """Write our counter into FILLED or TAKEN of a neighbour."""
         run = Run(neighbour.magic + place, self.magic.stage(place, sequence), RECORD_BYTES)
-        self.transfer.write(neighbour.session, run, f"counter {sequence}")
+        self.transfer.write(neighbour.session, run, f"counter {sequence}", check)
 
     def _register(self, address: int, nbytes: int, what: str) -> None:
         self.transfer.register(address, nbytes, what)

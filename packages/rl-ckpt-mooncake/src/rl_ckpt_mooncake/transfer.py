@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from rl_ckpt_mooncake.config import PROTOCOLS
 from rl_ckpt_mooncake.library import load_library
+from rl_ckpt_mooncake.waiting import wait_until
 from rl_core.errors import ConfigError
 from rl_core.transfer.transport import TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-TCP_READ_BYTES = 1 << 20
-"""Over tcp, reads of this size are a quarter faster than larger ones: they stay in the cache."""
+_PENDING, _DONE = 0, 1
+"""What transfer_check_status returns, once: a batch that is not pending any more is freed by it."""
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -69,7 +70,8 @@ class Listening:
 class Transfer:
     """One TransferEngine, listening from its construction until `close`.
 
-    Calls block, without the interpreter lock, until Mooncake returns; no deadline ends them.
+    The first call to a peer asks it for its memory, and blocks for as long as that takes; all other
+    waits can be ended.
 
     Attributes:
         session: `host:port` by which peers reach it.
@@ -83,7 +85,6 @@ class Transfer:
         check_protocol(listening.protocol)
         library = load_library(listening.device)
         _set_environment(listening.stall_timeout_s)
-        self._slice = TCP_READ_BYTES if listening.protocol == "tcp" else 0
         self._engine: Any = library()
         host, protocol = listening.host, listening.protocol
         code = self._engine.initialize(host, "P2PHANDSHAKE", protocol, listening.device_name)
@@ -98,25 +99,28 @@ class Transfer:
         """Let nobody begin to read or write it any more; what is under way goes on."""
         _check(self._open().unregister_memory(address), f"unregistering {what}")
 
-    def read(self, session: str, runs: Sequence[Run], what: str) -> None:
-        """Copy runs of a peer's registered memory into ours."""
-        slices = [piece for run in runs for piece in _slices(run, self._slice or run.nbytes)]
-        alone = slices[:-2] if self._slice else []
-        what = f"reading {what} from {session}"
-        for one in alone:
-            code = self._open().transfer_sync_read(session, one.mine, one.theirs, one.nbytes)
-            _check(code, what)
-        together = slices[len(alone) :]
-        mine, theirs = [one.mine for one in together], [one.theirs for one in together]
-        sizes = [one.nbytes for one in together]
-        if together:
-            code = self._open().batch_transfer_sync_read(session, mine, theirs, sizes)
-            _check(code, what)
+    def read(self, session: str, runs: Sequence[Run], what: str, check: Callable[[], None]) -> None:
+        """Copy runs of a peer's registered memory into ours; empty ones are left out.
 
-    def write(self, session: str, run: Run, what: str) -> None:
-        """Copy into a peer's registered memory."""
-        code = self._open().transfer_sync_write(session, run.mine, run.theirs, run.nbytes)
-        _check(code, f"writing {what} to {session}")
+        Args:
+            session: of the peer.
+            runs: what to copy.
+            what: to call it in messages.
+            check: called while waiting; raises to stop that. The transfer itself goes on then, so
+                the memory must be kept until `close`.
+        """
+        submit = self._open().batch_transfer_async_read
+        # One batch for each: transfer_check_status looks at the first task of a batch only.
+        batches = [
+            submit(session, [run.mine], [run.theirs], [run.nbytes]) for run in runs if run.nbytes
+        ]
+        for batch in batches:
+            self._await(batch, f"reading {what} from {session}", check)
+
+    def write(self, session: str, run: Run, what: str, check: Callable[[], None]) -> None:
+        """Copy a run of our memory into a peer's registered memory; arguments as for `read`."""
+        batch = self._open().transfer_submit_write(session, run.mine, run.theirs, run.nbytes)
+        self._await(batch, f"writing {what} to {session}", check)
 
     def close(self) -> None:
         """Stop listening and break off what peers have under way here. Idempotent.
@@ -126,15 +130,22 @@ class Transfer:
         """
         self._engine = None
 
+    def _await(self, batch: int, what: str, check: Callable[[], None]) -> None:
+        """Wait without spinning, as Mooncake's own waiting calls do: that costs them a core."""
+        _check(0 if batch > 0 else -1, what)
+        codes: list[int] = []
+
+        def ended() -> bool:
+            codes.append(self._open().transfer_check_status(batch))
+            return codes[-1] != _PENDING
+
+        wait_until(ended, check)
+        _check(0 if codes[-1] == _DONE else codes[-1], what)
+
     def _open(self) -> Any:
         if self._engine is None:
             raise TransportError("the transfer engine was closed")
         return self._engine
-
-
-def _slices(run: Run, size: int) -> Iterator[Run]:
-    for start in range(0, run.nbytes, size):
-        yield Run(run.theirs + start, run.mine + start, min(size, run.nbytes - start))
 
 
 def check_protocol(protocol: str) -> None:
@@ -142,6 +153,9 @@ def check_protocol(protocol: str) -> None:
     if protocol not in PROTOCOLS:
         msg = f"protocol is {protocol!r}, must be one of {', '.join(PROTOCOLS)}"
         raise ConfigError(f"{msg}; Mooncake itself would take it and use tcp")
+    if protocol != "tcp" and os.environ.get("MC_FORCE_TCP"):
+        msg = f"protocol is {protocol!r}, but MC_FORCE_TCP is set, and Mooncake would obey that"
+        raise ConfigError(f"{msg}: unset it, or set protocol to 'tcp'")
     if protocol == "rdma" and not (_INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())):
         msg = f"protocol is 'rdma', but there is no RDMA device ({_INFINIBAND} has none)"
         raise ConfigError(f"{msg}; Mooncake would use tcp without saying so: set protocol to 'tcp'")

@@ -1,4 +1,4 @@
-"""Threads that may block inside Mooncake, so that the engine's own thread never does."""
+"""Threads beside the engine's own, which never blocks inside Mooncake therefore."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Worker(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon, at the latest when Mooncake returns. Idempotent."""
+        """End soon, or when Mooncake returns from its first call to a peer. Idempotent."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -80,6 +80,8 @@ class Packer:
 
     def _fill(self, bucket: BucketPlan, weights: TensorStream) -> tuple[BucketEntry, ...]:
         entries: list[BucketEntry] = []
+        with self._phases("wire"):
+            self._outlet.open_bucket(bucket.number)
         for segment in bucket.segments:
             if segment.direct:
                 entries.append(self._direct(segment, weights))
@@ -109,7 +111,7 @@ class Packer:
         if part.first:
             self._draw(part, weights)
         data = self._bytes_of(part)
-        with self._phases("wire"):
+        with self._phases("pack"):
             self._outlet.start(segment, data)
         self._lent = True
         with self._phases("pack"):

@@ -56,6 +56,10 @@ class Outlet(ABC):
         del receivers
         return {}
 
+    def open_bucket(self, bucket: int) -> None:
+        """Wait until that bucket may be filled, where `start` should not wait for it itself."""
+        del bucket
+
     @abstractmethod
     def buffer(self, bucket: int) -> Tensor:
         """Flat uint8 buffer for that bucket, of at least the bucket's size; waits until free."""
