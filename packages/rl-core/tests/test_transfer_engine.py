@@ -343,3 +343,18 @@ def test_wrong_key_is_refused():
         with pytest.raises(MessageError):
             connect(address, new_key(), ToReceiver, Deadline.after(5))
         assert isinstance(building.exception(), TransferError)
+
+
+def test_cancel_is_seen_where_nothing_is_waited_for():
+    with Ring() as ring:
+
+        def stream():
+            for number, item in enumerate(_stream(LARGE)):
+                if number == len(LARGE.metas) - 1:
+                    ring.cancel.cancel("at the last tensor")
+                yield item
+
+        ring.connect()
+        for end in ring.move(stream(), LARGE.manifest(PolicyVersion(1, 0), "run")):
+            assert isinstance(end, LifecycleError)
+            assert "at the last tensor" in str(end)

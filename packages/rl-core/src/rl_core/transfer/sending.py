@@ -59,6 +59,7 @@ class Sending:
         kind = self._role.digest_kind
         packer = Packer(plan, manifest, kind, outlet, self._phases)
         trailer = packer.pack(weights, self)
+        self._watch.check("the end of the stream")
         with self._phases("ack"):
             self._peers.await_ack(len(plan.buckets) - 1, self._watch)
             self._peers.tell(End(trailer), self._watch)
@@ -71,6 +72,7 @@ class Sending:
 
     def admit(self, bucket: int) -> None:
         """Wait until so few buckets are unacknowledged that this one may be filled."""
+        self._watch.check(f"bucket {bucket} to be filled")  # also when nothing is to be waited for
         self._peers.await_ack(bucket - self._transport.window, self._watch)
 
     def announce(self, bucket: int, entries: tuple[BucketEntry, ...]) -> None:
