@@ -19,6 +19,7 @@ _FAULTS = Path(__file__).with_name("faults.py")
 @pytest.mark.engine
 class TestMooncake(CheckpointEngineContract):
     backend = "mooncake"
+    fault_deadline_s: ClassVar[float] = 3.0
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
         CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{_FAULTS}:truncate"),

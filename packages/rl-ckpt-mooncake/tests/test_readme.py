@@ -1,9 +1,13 @@
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from rl_ckpt_mooncake.transfer import Listening, Transfer
+from rl_core.testing.process_holdings import held
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -21,28 +25,37 @@ def test_program_of_the_readme_moves_a_state_dict(tmp_path):
     assert "payload_bytes=40" in done.stdout
 
 
-PORTS = """
+NARROWED = """
 from rl_ckpt_mooncake.transfer import Listening, Transfer
-from rl_core.testing.process_holdings import held
 transfer = Transfer(Listening("127.0.0.1", "tcp"))
-print(*held().listening)
+print(transfer.session)
 """
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("low", "high"), [(None, None), (21300, 21400)])
-def test_ports_to_firewall_are_in_the_range_that_the_readme_names(monkeypatch, low, high):
-    for name, value in (("MC_MIN_PRC_PORT", low), ("MC_MAX_PRC_PORT", high)):
-        assert name in README.read_text()
-        monkeypatch.delenv(name, raising=False)
-        if value:
-            monkeypatch.setenv(name, str(value))
-    done = subprocess.run(
-        [sys.executable, "-c", PORTS], capture_output=True, text=True, timeout=120, check=True
-    )
-    doors = done.stdout.split()
+def test_ports_are_in_the_range_that_the_readme_names():
+    assert "between 15000 and 17000" in README.read_text()
+    before = set(held().listening)
+    transfer = Transfer(Listening("127.0.0.1", "tcp"))
+    doors = set(held().listening) - before
+    transfer.close()
     assert len(doors) == 2
     for door in doors:
         host, _, port = door.rpartition(":")
         assert host == "*"
-        assert (low or 15000) <= int(port) <= (high or 17000)
+        assert 15000 <= int(port) <= 17000
+
+
+@pytest.mark.engine
+def test_range_can_be_narrowed_as_the_readme_says():
+    names = re.findall(r"`(MC_M[A-Z_]+_PORT)`", README.read_text())
+    limits = dict(zip(names, ("21300", "21400"), strict=True))
+    done = subprocess.run(
+        [sys.executable, "-c", NARROWED],
+        env={**os.environ, **limits},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert 21300 <= int(done.stdout.rpartition(":")[2]) <= 21400
