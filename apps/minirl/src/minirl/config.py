@@ -17,7 +17,7 @@ from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
 PRESETS = Path(__file__).parent / "configs"
-_OPEN_KEYS = ("rollout.engine_kwargs", "data.reasoning_gym")
+_OPEN_KEYS = ("rollout.engine_kwargs", "checkpoint_engine.options", "data.reasoning_gym")
 
 
 @dataclass
@@ -124,6 +124,12 @@ class CheckpointEngineConfig:
     """How weights travel."""
 
     update_weights_bucket_megabytes: float = 2048.0
+    backend: str = "hccl"
+    """Checkpoint engine of separate mode: hccl | mooncake | disk | any installed one."""
+    root_dir: str = "/tmp/minirl_checkpoint"
+    """Directory for what is exchanged on disk."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The checkpoint engine's own keys."""
     timeout_s: float = 600.0
     """Deadline of one weight sync."""
     debug: DebugConfig = field(default_factory=DebugConfig)

@@ -1,6 +1,6 @@
 """What a run is going to do, checked as a whole before anything starts."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rl_core.interfaces import SupportsFileCheck
 from rl_core.metadata import nearest
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "cluster.mode": ("fused",),
+    "cluster.mode": ("fused", "separate"),
     "cluster.device": ("auto", "cpu", "cuda", "npu"),
     "actor.engine_config.dtype": ("float32", "bfloat16"),
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
@@ -70,6 +70,7 @@ class RunPlan:
         rollout_world: number of rollout ranks.
         train_config: nested values for the train backend's configuration class.
         rollout_config: values for the rollout backend's configuration class.
+        transfer_options: values for the checkpoint engine's; empty in fused mode.
     """
 
     config: MiniRLConfig
@@ -80,6 +81,13 @@ class RunPlan:
     rollout_world: int
     train_config: dict[str, Any]
     rollout_config: dict[str, Any]
+    transfer_options: dict[str, Any]
+
+    @property
+    def slots(self) -> int:
+        """Devices that the run needs, over all nodes."""
+        shared = self.config.cluster.mode == "fused"
+        return self.actor_world + (0 if shared else self.rollout_world)
 
 
 def make_plan(config: MiniRLConfig) -> RunPlan:
@@ -94,6 +102,7 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     rollout_config = _rollout_config(config, model_path)
     _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
     _check_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_config, "rollout")
+    transfer_options = _transfer_options(config, model_path)
     plan = RunPlan(
         config=config,
         device=device,
@@ -103,6 +112,7 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
         rollout_world=rollout_world,
         train_config=train_config,
         rollout_config=rollout_config,
+        transfer_options=transfer_options,
     )
     if device == "cpu":
         check_memory(model_path, actor_world, rollout_world, config)
@@ -147,18 +157,21 @@ def _world(per_node: int | None, nnodes: int) -> int:
 
 def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
     tp_size = config.rollout.tensor_model_parallel_size
+    fused = config.cluster.mode == "fused"
     per_node = config.cluster.rollout.n_gpus_per_node
     if per_node is None:
-        world = tp_size if device == "cpu" else actor_world
+        world = actor_world if fused and device != "cpu" else tp_size
     else:
         world = _world(per_node, config.cluster.rollout.nnodes)
-    if tp_size > min(world, actor_world):
+    pool = min(world, actor_world) if fused else world
+    if tp_size > pool:
+        owner = "actor" if fused else "rollout"
         msg = (
-            f"rollout.tensor_model_parallel_size={tp_size} is larger than the pool of "
-            f"{min(world, actor_world)} devices; raise cluster.actor.n_gpus_per_node"
+            f"rollout.tensor_model_parallel_size={tp_size} is larger than the pool of {pool} "
+            f"devices; raise cluster.{owner}.n_gpus_per_node"
         )
         raise ConfigError(msg)
-    if world > actor_world or (device != "cpu" and world != actor_world):
+    if fused and (world > actor_world or (device != "cpu" and world != actor_world)):
         msg = (
             f"cluster.rollout.n_gpus_per_node={per_node}: in fused mode the {world} rollout ranks "
             f"share the devices of the {actor_world} actor ranks; leave it null"
@@ -237,11 +250,32 @@ def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     }
 
 
+def _transfer_options(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
+    """Options of the checkpoint engine, checked, with what the configuration says elsewhere."""
+    section = config.checkpoint_engine
+    if config.cluster.mode == "fused":
+        if section.options:
+            raise ConfigError("checkpoint_engine.options: fused mode has no checkpoint engine")
+        return {}
+    backend = _load(plugins.CHECKPOINT_ENGINES, section.backend, "checkpoint_engine.backend")
+    config_cls = plugins.load_object(backend.config_cls)
+    known = {item.name for item in fields(config_cls)}
+    common = {"root_dir": section.root_dir, "model_dir": str(model_path)}
+    given = {key: value for key, value in common.items() if key in known}
+    options = {**given, **section.options}
+    plugins.build_config(config_cls, options, "checkpoint_engine.options")
+    return options
+
+
 def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> None:
-    try:
-        backend = plugins.load_backend(group, name)
-    except ComponentNotFoundError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    backend = _load(group, name, where)
     config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
     if isinstance(config, SupportsFileCheck):
         config.check_files()
+
+
+def _load(group: str, name: str, where: str) -> Any:
+    try:
+        return plugins.load_backend(group, name)
+    except ComponentNotFoundError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -1,6 +1,7 @@
 """Devices reserved for one role, in rank order."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -30,11 +31,11 @@ class Bundle:
 class ResourcePool:
     """`world_size` devices in one placement group; rank r owns bundle r after sorting by node."""
 
-    def __init__(self, name: str, per_node: int, nnodes: int, device: str) -> None:
+    def __init__(self, name: str, world_size: int, device: str) -> None:
         """Describe the pool; `reserve` gets the devices."""
         self.name = name
         self.device = device
-        self.world_size = per_node * nnodes
+        self.world_size = world_size
         self.resource = resource_name(device)
         self._group: PlacementGroup | None = None
         self.bundles: list[Bundle] = []
@@ -45,6 +46,12 @@ class ResourcePool:
         if self._group is None:
             raise ConfigError(f"resource pool {self.name} was not reserved")
         return self._group
+
+    def device_options(self, share: float) -> dict[str, Any]:
+        """Ray options of an actor that uses `share` of one of the pool's devices."""
+        if self.resource == "GPU":
+            return {"num_gpus": share}
+        return {"resources": {self.resource: share}}
 
     def reserve(self, timeout_s: float) -> None:
         """Reserve the devices; ConfigError saying what the cluster has, if there are too few."""

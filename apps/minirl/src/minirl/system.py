@@ -1,22 +1,29 @@
 """The processes of a run: actor ranks, rollout replicas, and the weight sync between them."""
 
 import logging
-from collections.abc import Mapping
+from typing import Any
 
+from minirl.checkpoint_manager import CheckpointEngineManager
+from minirl.checkpoint_worker import CheckpointWorker
+from minirl.fused_sync import FusedWeightSync
 from minirl.plan import RunPlan
 from minirl.ray_launcher import RayLauncher
 from minirl.resource_pool import ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.run_output import RunOutput
-from minirl.weight_sync import FusedWeightSync, SyncSettings
+from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_group import WorkerGroup
 from minirl.worker_process import ProcessSettings
-from minirl.workers import FusedActorRolloutWorker
-from rl_core.interfaces import RolloutMode
+from minirl.workers import ActorWorker, FusedActorRolloutWorker
+from rl_core.channel import new_key
+from rl_core.digests import XXH3_128
+from rl_core.interfaces import Handle, RolloutMode, TransferRole
 from rl_core.logs import kv
 from rl_core.versions import VersionStore
 
 _logger = logging.getLogger(__name__)
+
+FUSED = "fused"
 
 RESERVE_TIMEOUT_S = 60.0
 INIT_TIMEOUT_S = 900.0
@@ -40,15 +47,20 @@ class RLSystem:
 
     workers: WorkerGroup
     rollout: RolloutManager
-    weight_sync: FusedWeightSync
+    weight_sync: WeightSync
+    _receivers: WorkerGroup
 
     def __init__(self, plan: RunPlan, settings: ProcessSettings) -> None:
         self._plan = plan
         self._config = plan.config
         self._settings = settings
-        cluster = plan.config.cluster
-        per_node = cluster.actor.n_gpus_per_node or 1
-        self._pool = ResourcePool("actor", per_node, cluster.actor.nnodes, plan.device)
+        self._fused = plan.config.cluster.mode == FUSED
+        self._actor_pool = ResourcePool("actor", plan.actor_world, plan.device)
+        self._rollout_pool = (
+            self._actor_pool
+            if self._fused
+            else ResourcePool("rollout", plan.rollout_world, plan.device)
+        )
 
     def start(self, output: RunOutput, run_id: str) -> None:
         """Start everything; no weights have been published yet."""
@@ -58,18 +70,9 @@ class RLSystem:
         self._start_actors()
         self._start_rollout()
         _logger.info("[Init] Initializing checkpoint engine manager.")
-        checkpoint_engine = self._config.checkpoint_engine
-        self.weight_sync = FusedWeightSync(
-            self.workers,
-            self.rollout,
-            VersionStore(output.path / "version.json"),
-            SyncSettings(
-                run_id=run_id,
-                timeout_s=checkpoint_engine.timeout_s,
-                free_cache_engine=self._config.rollout.free_cache_engine,
-                verify_light=checkpoint_engine.debug.verify_light_transfer,
-            ),
-        )
+        versions = VersionStore(output.path / "version.json")
+        connect = self._connect_fused if self._fused else self._connect_separate
+        self.weight_sync = connect(versions, run_id)
         kind = "mock RL loop" if self._config.trainer.mock else "RL loop"
         _logger.info("Workers and rollout servers are ready. Starting %s...", kind)
 
@@ -77,17 +80,23 @@ class RLSystem:
         """Stop what was started, as far as it was. Idempotent."""
         if hasattr(self, "rollout"):
             self.rollout.shutdown(STOP_TIMEOUT_S)
-        if hasattr(self, "workers"):
-            self.workers.kill()
-        self._pool.release()
+        for group in ("workers", "_receivers"):
+            if hasattr(self, group):
+                getattr(self, group).kill()
+        self._actor_pool.release()
+        self._rollout_pool.release()
+
+    # ------------------------------------------------------------------ the parts
 
     def _reserve(self) -> None:
         plan = self._plan
         _logger.info(
             "[Init] Creating Ray resource pools. %s",
-            kv(actor=plan.actor_world, rollout=plan.rollout_world, shared=True),
+            kv(actor=plan.actor_world, rollout=plan.rollout_world, shared=self._fused),
         )
-        self._pool.reserve(RESERVE_TIMEOUT_S)
+        self._actor_pool.reserve(RESERVE_TIMEOUT_S)
+        if not self._fused:
+            self._rollout_pool.reserve(RESERVE_TIMEOUT_S)
 
     def _start_actors(self) -> None:
         plan = self._plan
@@ -95,8 +104,9 @@ class RLSystem:
             "[Init] Creating actor workers. %s",
             kv(world_size=plan.actor_world, device=plan.device),
         )
+        worker_cls = FusedActorRolloutWorker if self._fused else ActorWorker
         self.workers = WorkerGroup(
-            self._pool, FusedActorRolloutWorker, self._settings, self._environment()
+            "actor", self._actor_pool, worker_cls, self._settings, self._environment()
         )
         _logger.info("[Init] Initializing actor models. %s", kv(path=plan.model_path))
         places = self.workers.places(INIT_TIMEOUT_S)
@@ -112,24 +122,77 @@ class RLSystem:
         rollout = self._config.rollout
         launcher = RayLauncher(self._settings)
         self.rollout = RolloutManager(rollout.name, self._plan.rollout_config, launcher)
-        self.rollout.create(self._pool, self._plan.rollout_world, RolloutMode.HYBRID)
+        mode = RolloutMode.HYBRID if self._fused else RolloutMode.STANDALONE
+        self.rollout.create(self._rollout_pool, self._plan.rollout_world, mode)
 
     def _start_rollout(self) -> None:
-        rollout = self._config.rollout
         _logger.info("[Init] Starting rollout servers.")
-        self.rollout.start(rollout.start_timeout_s)
-        for rank in range(self.rollout.world_size):
-            self.workers.call_rank(
-                rank,
-                "init_rollout",
-                rollout.name,
-                self._plan.rollout_config,
-                self.rollout.server_of(rank),
-                rank % self.rollout.tp_size,
-                timeout_s=INIT_TIMEOUT_S,
-            )
+        self.rollout.start(self._config.rollout.start_timeout_s)
 
-    def _environment(self) -> Mapping[str, str]:
-        single_node = self._config.cluster.actor.nnodes == 1 and self._plan.device == "cpu"
-        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if single_node else {}
-        return {**_WORKER_ENVIRONMENT, **loopback}
+    def _connect_fused(self, versions: VersionStore, run_id: str) -> WeightSync:
+        """Give the first actor ranks an adapter each to the engine rank on their device."""
+        for rank in range(self.rollout.world_size):
+            arguments = self._adapter_arguments(rank)
+            self.workers.call_rank(rank, "init_rollout", *arguments, timeout_s=INIT_TIMEOUT_S)
+        settings = self._sync_settings(run_id, "fused/in-process")
+        return FusedWeightSync(self.workers, self.rollout, versions, settings)
+
+    def _connect_separate(self, versions: VersionStore, run_id: str) -> WeightSync:
+        """Put a checkpoint worker beside each engine rank, and both ends into the workers."""
+        self._receivers = WorkerGroup(
+            "checkpoint_worker",
+            self._rollout_pool,
+            CheckpointWorker,
+            self._settings,
+            self._environment(),
+        )
+        self._receivers.call_each("init_rollout", self._adapter_arguments, timeout_s=INIT_TIMEOUT_S)
+        key = new_key()
+        for role, group in (("sender", self.workers), ("receiver", self._receivers)):
+            self._init_transfer(role, group, run_id, key)
+        settings = self._sync_settings(run_id, self._config.checkpoint_engine.backend)
+        return CheckpointEngineManager(
+            self.workers, self._receivers, self.rollout, versions, settings
+        )
+
+    def _init_transfer(self, role: str, group: WorkerGroup, run_id: str, key: bytes) -> None:
+        config = self._config.checkpoint_engine
+        verify = config.debug.verify_light_transfer
+
+        def arguments(rank: int) -> tuple[str, dict[str, Any], TransferRole]:
+            member = TransferRole(
+                role=role,
+                rank=rank,
+                device=self._plan.device,
+                host=group.host_of(rank),
+                key=key,
+                run_id=run_id,
+                bucket_megabytes=config.update_weights_bucket_megabytes,
+                digest_kind=XXH3_128 if verify else None,
+            )
+            return config.backend, self._plan.transfer_options, member
+
+        group.call_each("init_transfer", arguments, timeout_s=INIT_TIMEOUT_S)
+
+    # ------------------------------------------------------------------ arguments
+
+    def _adapter_arguments(self, rank: int) -> tuple[str, dict[str, Any], Handle, int]:
+        tp_rank = rank % self.rollout.tp_size
+        name, config = self._config.rollout.name, self._plan.rollout_config
+        return name, config, self.rollout.server_of(rank), tp_rank
+
+    def _sync_settings(self, run_id: str, checkpoint_engine: str) -> SyncSettings:
+        config = self._config
+        return SyncSettings(
+            run_id=run_id,
+            mode=config.cluster.mode,
+            checkpoint_engine=checkpoint_engine,
+            timeout_s=config.checkpoint_engine.timeout_s,
+            free_cache_engine=config.rollout.free_cache_engine,
+            verify_light=config.checkpoint_engine.debug.verify_light_transfer,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        cluster = self._config.cluster
+        one_host = cluster.ray_address is None and self._plan.device == "cpu"
+        return {**_WORKER_ENVIRONMENT, **({"GLOO_SOCKET_IFNAME": "lo"} if one_host else {})}

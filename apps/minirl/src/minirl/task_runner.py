@@ -87,7 +87,7 @@ class TaskRunner:
         _warn(self._plan)
         host = None if self._config.cluster.ray_address is None else _own_address()
         with (
-            ray_session(self._config.cluster, self._plan.device, self._plan.actor_world),
+            ray_session(self._config.cluster, self._plan.device, self._plan.slots),
             contextlib.closing(LogServer(new_key(), host)) as log_server,
             interrupting(),  # again: Ray has put a handler of its own in place
         ):

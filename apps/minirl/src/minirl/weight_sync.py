@@ -1,15 +1,14 @@
-"""Getting a new version of the weights from the actor into the rollout engines."""
+"""Publishing a new version of the weights: the part that both modes share."""
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
 from minirl.rollout_manager import RolloutManager
-from minirl.worker_group import WorkerGroup
 from rl_core.errors import MiniRLError, VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
@@ -17,9 +16,28 @@ from rl_core.versions import PolicyVersion, VersionStore
 
 _logger = logging.getLogger(__name__)
 
-KV_CACHE = "kv_cache"
-WEIGHTS = "weights"
-_MEGA = 1e9
+_GIGA = 1e9
+_FENCE_TIMEOUT_S = 5.0
+
+
+class SyncSettings(msgspec.Struct, frozen=True):
+    """What a sync needs to know of the configuration.
+
+    Attributes:
+        run_id: of the run; part of every manifest.
+        mode: `fused` or `separate`.
+        checkpoint_engine: how the log names the way that the weights take.
+        timeout_s: deadline of one sync.
+        free_cache_engine: free the engines' memory between `release` and `sync` (fused).
+        verify_light: digests travel with the tensors and are recomputed before loading.
+    """
+
+    run_id: str
+    mode: str
+    checkpoint_engine: str
+    timeout_s: float
+    free_cache_engine: bool
+    verify_light: bool
 
 
 class SyncRecord(msgspec.Struct):
@@ -40,60 +58,46 @@ class SyncRecord(msgspec.Struct):
     live: dict[str, int] | None = None
 
 
-class FusedWeightSync:
-    """The fused sync: each actor rank streams into the engine rank on its own device.
+class WeightSync(ABC):
+    """Publishes the actor's weights to every replica, or to none.
 
-    Publishing is two-phase: every engine rank loads, and only when all have, every replica
-    commits. A failure before that fences all replicas.
+    Two phases: every engine rank loads, and only when all have, every replica commits. A failure
+    before that fences all replicas.
     """
 
     def __init__(
-        self,
-        workers: WorkerGroup,
-        rollout: RolloutManager,
-        versions: VersionStore,
-        settings: "SyncSettings",
+        self, rollout: RolloutManager, versions: VersionStore, settings: SyncSettings
     ) -> None:
-        self._workers = workers
-        self._rollout = rollout
-        self._versions = versions
-        self._settings = settings
-        self._released = False
         self.records: list[SyncRecord] = []
+        self.settings = settings
+        self.verify_reports = settings.verify_light
+        """Whether every engine rank must report that it recomputed every digest."""
+        self.rollout = rollout
+        self._versions = versions
 
+    @abstractmethod
     def release(self) -> None:
-        """Hand the engines' memory to the actor; the replicas answer nothing until `sync`."""
-        if self._settings.free_cache_engine and not self._released:
-            index = len(self.records) + 1
-            freed = self._rollout.release((KV_CACHE, WEIGHTS), self._settings.timeout_s)
-            self._released = True
-            _logger.info(
-                "Fused weight sync: release rollout memory before sync_index=%d, %s",
-                index,
-                kv(**{f"freed_{tag}_bytes": nbytes for tag, nbytes in freed.items()}),
-            )
+        """Hand the engines' memory to the actor until the next sync, where they share devices."""
+
+    @abstractmethod
+    def transfer(self, version: PolicyVersion, index: int, clock: "Clock") -> list[LoadReport]:
+        """Get the weights into every engine rank; reports of those that loaded themselves."""
 
     def sync(self, version: PolicyVersion, phase: str) -> SyncRecord:
         """Publish the actor's present weights as `version`; `phase` is initial or trained."""
         index = len(self.records) + 1
         self._versions.record(version)
         self._announce(index, version, phase)
-        clock = _Clock()
+        clock = Clock()
         try:
-            with clock.phase("release"):
-                self.release()
-            with clock.phase("resume"):
-                self._resume(WEIGHTS, index)
-            with clock.phase("transfer"):
-                reports = self._stream(version)
-            with clock.phase("resume"):
-                self._resume(KV_CACHE, index)
+            reports = self.transfer(version, index, clock)
+            if self.verify_reports:
+                _check_verified(reports)
             with clock.phase("commit"):
-                self._rollout.commit(version, self._settings.timeout_s)
+                self.rollout.commit(version, self.settings.timeout_s)
         except (MiniRLError, TimeoutError) as error:
-            self._rollout.fence(f"sync of {version} failed: {error}", 5.0)
+            self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
             raise
-        self._released = False
         record = self._record(index, version, phase, reports, clock)
         self.records.append(record)
         return record
@@ -105,38 +109,17 @@ class FusedWeightSync:
                 return record.weights_digest
         return None
 
-    def _resume(self, tag: str, index: int) -> None:
-        if self._released:
-            self._rollout.resume((tag,), self._settings.timeout_s)
-            if tag == WEIGHTS:
-                _logger.info("Fused weight sync: resume rollout weights for sync_index=%d", index)
-
-    def _stream(self, version: PolicyVersion) -> list[LoadReport]:
-        settings = self._settings
-        answers = self._workers.call(
-            "sync_weights",
-            version,
-            settings.run_id,
-            settings.timeout_s,
-            settings.verify_light,
-            timeout_s=settings.timeout_s + 10,
-        )
-        reports = [report for report in answers if report is not None]
-        if settings.verify_light:
-            _check_verified(reports)
-        return reports
-
     def _announce(self, index: int, version: PolicyVersion, phase: str) -> None:
         _logger.info(
             "Weight sync started: %s",
             kv(
                 sync_index=index,
                 phase=phase,
-                mode="fused",
-                rollout_backend=self._rollout.name,
-                checkpoint_engine="fused/in-process",
+                mode=self.settings.mode,
+                rollout_backend=self.rollout.name,
+                checkpoint_engine=self.settings.checkpoint_engine,
                 version=version,
-                verify_light_transfer=self._settings.verify_light,
+                verify_light_transfer=self.settings.verify_light,
                 verify_live_weights=False,
             ),
         )
@@ -147,12 +130,12 @@ class FusedWeightSync:
         version: PolicyVersion,
         phase: str,
         reports: list[LoadReport],
-        clock: "_Clock",
+        clock: "Clock",
     ) -> SyncRecord:
         seconds = clock.total()
         nbytes = reports[0].nbytes
         light = None
-        if self._settings.verify_light:
+        if self.verify_reports:
             light = {
                 "matched": sum(report.matched for report in reports),
                 **dict.fromkeys(("mismatched", "missing", "unexpected", "unverifiable"), 0),
@@ -166,7 +149,7 @@ class FusedWeightSync:
                 version=version,
                 payload_bytes=nbytes,
                 seconds=seconds,
-                gb_per_s=nbytes / seconds / _MEGA,
+                gb_per_s=nbytes / seconds / _GIGA,
             ),
         )
         phases = {**clock.seconds, **_slowest(reports)}
@@ -174,7 +157,7 @@ class FusedWeightSync:
             sync_index=index,
             phase=phase,
             version=str(version),
-            backend="fused/in-process",
+            backend=self.settings.checkpoint_engine,
             payload_bytes=nbytes,
             seconds=seconds,
             phases=phases,
@@ -183,16 +166,7 @@ class FusedWeightSync:
         )
 
 
-class SyncSettings(msgspec.Struct, frozen=True):
-    """What a sync needs to know of the configuration."""
-
-    run_id: str
-    timeout_s: float
-    free_cache_engine: bool
-    verify_light: bool
-
-
-class _Clock:
+class Clock:
     """Seconds by phase of one sync."""
 
     def __init__(self) -> None:
@@ -201,6 +175,7 @@ class _Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Account the block to phase `name`; the same one may come more than once."""
         begin = time.perf_counter()
         try:
             yield
@@ -209,6 +184,7 @@ class _Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + took
 
     def total(self) -> float:
+        """Seconds since the sync began."""
         return time.perf_counter() - self._begin
 
 
@@ -217,7 +193,7 @@ def _check_verified(reports: list[LoadReport]) -> None:
     digests = {report.weights_digest for report in reports}
     short = [report for report in reports if report.matched != report.tensors]
     if short or None in digests or len(digests) != 1:
-        counts: Any = [(report.matched, report.tensors) for report in reports]
+        counts = [(report.matched, report.tensors) for report in reports]
         msg = f"light verification is incomplete: (matched, tensors) by rank {counts}"
         raise VerificationError(msg)
 

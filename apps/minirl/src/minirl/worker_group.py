@@ -1,42 +1,49 @@
-"""The actor ranks, called together."""
+"""Ray actors of one class on the devices of one pool, called together."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from minirl.ray_launcher import fetch, ready
 from minirl.resource_pool import ResourcePool
+from minirl.worker_calls import WorkerCall, wait_all
 from minirl.worker_process import ProcessSettings
-from rl_core.errors import TransferTimeoutError
 from rl_core.interfaces import RankPlace
 
 
 class WorkerGroup:
-    """One Ray actor of `worker_cls` on each bundle of a pool, in rank order."""
+    """One Ray actor of `worker_cls` on each bundle of a pool, in rank order.
+
+    Args:
+        role: what the ranks are called in messages and log files, such as `actor`.
+        pool: reserved devices.
+        worker_cls: constructed with its `ProcessSettings`.
+        settings: how the processes report.
+        environment: added to the processes' environment.
+    """
 
     def __init__(
         self,
+        role: str,
         pool: ResourcePool,
         worker_cls: type,
         settings: ProcessSettings,
         environment: Mapping[str, str],
     ) -> None:
+        self._role = role
         self._pool = pool
         self._workers = [
             ray.remote(worker_cls)
             .options(
                 num_cpus=0,
-                resources={pool.resource: 1} if pool.resource != "GPU" else None,
-                num_gpus=1 if pool.resource == "GPU" else 0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     pool.group, placement_group_bundle_index=bundle.index
                 ),
                 runtime_env={"env_vars": dict(environment)},
+                **pool.device_options(share=1),
             )
-            .remote(settings.named(f"actor_{rank}"))
+            .remote(settings.named(f"{role}_{rank}"))
             for rank, bundle in enumerate(pool.bundles)
         ]
 
@@ -49,12 +56,15 @@ class WorkerGroup:
         """Rank, node-local rank and rendezvous of every worker."""
         bundles = self._pool.bundles
         port = self.call_rank(0, "free_port", timeout_s=timeout_s)
+        host, device = bundles[0].host, self._pool.device
         return [
-            RankPlace(
-                rank, len(bundles), bundle.local_rank, bundles[0].host, port, self._pool.device
-            )
+            RankPlace(rank, len(bundles), bundle.local_rank, host, port, device)
             for rank, bundle in enumerate(bundles)
         ]
+
+    def host_of(self, rank: int) -> str:
+        """Address of the node that a rank runs on."""
+        return self._pool.bundles[rank].host
 
     def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
         """`method(*args)` on every rank; results in rank order."""
@@ -63,37 +73,24 @@ class WorkerGroup:
     def call_each(
         self, method: str, arguments: Callable[[int], Sequence[Any]], *, timeout_s: float
     ) -> list[Any]:
-        """`method` on every rank with arguments of its own.
-
-        The first failure is raised at once: the others may be waiting for the failed rank.
-        """
-        references = [
-            getattr(worker, method).remote(*arguments(rank))
-            for rank, worker in enumerate(self._workers)
-        ]
-        return self._collect(method, references, timeout_s)
+        """`method` on every rank with arguments of its own; errors as in `wait_all`."""
+        return wait_all(method, self.submit_each(method, arguments), timeout_s)
 
     def call_rank(self, rank: int, method: str, *args: Any, timeout_s: float) -> Any:
         """`method` on one rank only; it must not be collective."""
-        reference = getattr(self._workers[rank], method).remote(*args)
-        return self._collect(method, [reference], timeout_s)[0]
+        return wait_all(method, [self._submit(rank, method, args)], timeout_s)[0]
+
+    def submit_each(
+        self, method: str, arguments: Callable[[int], Sequence[Any]]
+    ) -> list[WorkerCall]:
+        """Start `method` on every rank, to be waited for together with other calls."""
+        return [self._submit(rank, method, arguments(rank)) for rank in range(self.world_size)]
 
     def kill(self) -> None:
         """End every worker process."""
         for worker in self._workers:
             ray.kill(worker)
 
-    def _collect(self, method: str, references: list[Any], timeout_s: float) -> list[Any]:
-        rank_of = {reference: rank for rank, reference in enumerate(references)}
-        end = time.monotonic() + timeout_s
-        waiting = list(references)
-        results: dict[Any, Any] = {}
-        while waiting:
-            done, waiting = ready(waiting, end - time.monotonic())
-            for reference in done:
-                results[reference] = fetch(reference, f"actor rank {rank_of[reference]}")
-            if not done and time.monotonic() >= end:
-                ranks = [rank_of[reference] for reference in waiting]
-                msg = f"{method}: actor ranks {ranks} did not answer within {timeout_s:.0f} s"
-                raise TransferTimeoutError(msg)
-        return [results[reference] for reference in references]
+    def _submit(self, rank: int, method: str, arguments: Sequence[Any]) -> WorkerCall:
+        reference = getattr(self._workers[rank], method).remote(*arguments)
+        return WorkerCall(reference, f"{self._role} rank {rank}")

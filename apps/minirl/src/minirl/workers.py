@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core import plugins
 from rl_core.deadlines import Deadline
@@ -20,6 +21,7 @@ from rl_core.interfaces import (
     SupportsReference,
     TensorStream,
     TrainEngine,
+    TransferReport,
 )
 from rl_core.metadata import Manifest
 from rl_core.trajectory import LogProbs, TrainSample
@@ -28,7 +30,7 @@ from rl_core.versions import PolicyVersion
 _logger = logging.getLogger(__name__)
 
 
-class ActorWorker:
+class ActorWorker(TransferMember):
     """One rank of the policy: builds the train engine and runs it. Every method is collective."""
 
     def __init__(self, settings: ProcessSettings) -> None:
@@ -80,6 +82,22 @@ class ActorWorker:
         self.engine.offload()
         return metrics
 
+    def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
+        """Structure of the weights as they would be sent. Local."""
+        return self.engine.manifest(version, run_id)
+
+    def send_weights(self, manifest: Manifest, seconds: float) -> TransferReport:
+        """Send this version to the rollout ranks; ranks other than 0 only take part in gathering.
+
+        Gathering is collective, so a rank whose transfer failed reads its stream to the end.
+        """
+        stream = self.engine.get_per_tensor_param()
+        try:
+            return self.transfer.send_weights(stream, manifest, Deadline.after(seconds), never())
+        finally:
+            for _ in stream:
+                pass
+
     def save_checkpoint(self, path: str) -> None:
         """Training state for resuming."""
         self.engine.save_checkpoint(Path(path))
@@ -89,7 +107,8 @@ class ActorWorker:
         self.engine.save_pretrained(Path(path))
 
     def shutdown(self) -> None:
-        """Leave the process group."""
+        """Leave the groups."""
+        self.close_transfer()
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
@@ -130,10 +149,6 @@ class FusedActorRolloutWorker(ActorWorker):
         finally:
             for _ in stream:
                 pass
-
-    def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
-        """What `sync_weights` would stream."""
-        return self.engine.manifest(version, run_id)
 
 
 def _as_leases(stream: TensorStream, *, verify: bool) -> Iterator[BucketLease]:

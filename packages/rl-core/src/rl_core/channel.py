@@ -55,7 +55,7 @@ class Listener:
 
     def poll(self, seconds: float) -> bool:
         """Whether a peer is waiting to be accepted, after at most `seconds`."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        return _readable(self._socket, seconds)
 
     def accept(self, key: bytes, types: Any, deadline: Deadline) -> "Channel":
         """The next peer; one that does not know `key` is dropped with a MessageError."""
@@ -190,6 +190,14 @@ class Channel:
         except msgspec.MsgspecError as error:
             raise MessageError(f"message {self._received - 1} is malformed: {error}") from error
 
+    def poll(self, seconds: float) -> bool:
+        """Whether `receive` would find something (or the peer's end), after at most `seconds`."""
+        return _readable(self._socket, seconds)
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, for polling several channels together; -1 once closed."""
+        return self._socket.fileno()
+
     def send_fd(self, fd: int, deadline: Deadline) -> None:
         """Hand a file descriptor to the peer; local sockets only."""
         _within(deadline, self._socket, "the peer", socket.send_fds, self._socket, [b"F"], [fd])
@@ -244,6 +252,13 @@ class Channel:
                 raise TransferError("the peer closed the connection")
             self._pending += part
         return bytes(self._pending[:nbytes])
+
+
+def _readable(on: socket.socket, seconds: float) -> bool:
+    # Not select(), which cannot look at descriptors above 1023.
+    poll = select.poll()
+    poll.register(on, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _within(

@@ -38,6 +38,21 @@ def xxh3_128(meta: TensorMeta, *chunks: BytesLike) -> str:
     return f"{XXH3_128}:{state.hexdigest()}"
 
 
+class ByteDigest:
+    """The `xxh3-128` of bytes that come in runs and belong to no tensor: 16 bytes, not text."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: BytesLike) -> None:
+        """Add the next run."""
+        self._state.update(data)
+
+    def digest(self) -> bytes:
+        """Of everything so far."""
+        return self._state.digest()
+
+
 def kind_of(digest: str) -> str:
     """The kind of a digest; VerificationError if it is not one."""
     kind, _, value = digest.partition(":")

@@ -224,10 +224,17 @@ class LeasedTensor:
 
 @dataclass
 class BucketLease:
-    """Tensors lent to a `with` block; their buffer is reused after its exit, not before."""
+    """Tensors lent to a `with` block; their buffer is reused after its exit, not before.
+
+    Attributes:
+        entries: what is lent; empty after the exit.
+        on_exit: called at the exit.
+        on_error: told, before that, what the block raised, so that an engine can tell its peers.
+    """
 
     entries: Sequence[LeasedTensor]
     on_exit: Callable[[], None] = field(default=lambda: None)
+    on_error: Callable[[BaseException], None] = field(default=lambda _: None)
 
     def __enter__(self) -> Sequence[LeasedTensor]:
         return self.entries
@@ -239,6 +246,8 @@ class BucketLease:
         trace: TracebackType | None,
     ) -> None:
         self.entries = ()
+        if error is not None:
+            self.on_error(error)
         self.on_exit()
 
 
@@ -323,6 +332,12 @@ class CheckpointEngine(ABC):
 
     Knows nothing of FSDP, vLLM or Ray. Each blocking call runs in one worker thread of its
     process, so that aborts and deadlines fire while a transfer blocks.
+
+    Every sync is `prepare`, `build_process_group`, `send_weights` or `receive_weights`, `finalize`.
+    What need not be built again is kept: as long as no sync failed and the members are the same,
+    `prepare` returns an equal endpoint and `build_process_group` nothing to do. After a failure
+    the endpoint differs, so that every member builds anew. A version counts as received once it
+    was finalized with success; from then on it and all older ones are refused.
     """
 
     @abstractmethod
@@ -359,6 +374,10 @@ class CheckpointEngine(ABC):
     @abstractmethod
     def finalize(self, success: bool) -> None:
         """Close this sync. Idempotent, also after a failure; buffers may be kept."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give back buffers, sockets and groups. Idempotent; no call may follow."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""The fused sync: each actor rank streams into the engine rank on its own device."""
+
+import logging
+
+from minirl.rollout_manager import RolloutManager
+from minirl.weight_sync import Clock, SyncSettings, WeightSync
+from minirl.worker_group import WorkerGroup
+from rl_core.interfaces import LoadReport
+from rl_core.logs import kv
+from rl_core.versions import PolicyVersion, VersionStore
+
+_logger = logging.getLogger(__name__)
+
+KV_CACHE = "kv_cache"
+WEIGHTS = "weights"
+_ANSWER_S = 10.0
+
+
+class FusedWeightSync(WeightSync):
+    """Frees the engines' memory for training, and fills it again from the actor beside it."""
+
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        rollout: RolloutManager,
+        versions: VersionStore,
+        settings: SyncSettings,
+    ) -> None:
+        super().__init__(rollout, versions, settings)
+        self._workers = workers
+        self._released = False
+
+    def release(self) -> None:
+        """Hand the engines' memory to the actor; the replicas answer nothing until `sync`."""
+        if self.settings.free_cache_engine and not self._released:
+            index = len(self.records) + 1
+            freed = self.rollout.release((KV_CACHE, WEIGHTS), self.settings.timeout_s)
+            self._released = True
+            _logger.info(
+                "Fused weight sync: release rollout memory before sync_index=%d, %s",
+                index,
+                kv(**{f"freed_{tag}_bytes": nbytes for tag, nbytes in freed.items()}),
+            )
+
+    def transfer(self, version: PolicyVersion, index: int, clock: Clock) -> list[LoadReport]:
+        """Release if that was not done yet, get weights memory back, load, get KV memory back."""
+        with clock.phase("release"):
+            self.release()
+        with clock.phase("resume"):
+            self._resume(WEIGHTS, index)
+        with clock.phase("transfer"):
+            reports = self._stream(version)
+        with clock.phase("resume"):
+            self._resume(KV_CACHE, index)
+        self._released = False
+        return reports
+
+    def _resume(self, tag: str, index: int) -> None:
+        if self._released:
+            self.rollout.resume((tag,), self.settings.timeout_s)
+            if tag == WEIGHTS:
+                _logger.info("Fused weight sync: resume rollout weights for sync_index=%d", index)
+
+    def _stream(self, version: PolicyVersion) -> list[LoadReport]:
+        settings = self.settings
+        answers = self._workers.call(
+            "sync_weights",
+            version,
+            settings.run_id,
+            settings.timeout_s,
+            settings.verify_light,
+            timeout_s=settings.timeout_s + _ANSWER_S,
+        )
+        return [report for report in answers if report is not None]

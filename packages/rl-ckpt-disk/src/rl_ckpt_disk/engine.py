@@ -1,0 +1,86 @@
+"""The disk checkpoint engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rl_ckpt_disk.checkpoint_dir import RunDirectory
+from rl_ckpt_disk.publication import Publication
+from rl_ckpt_disk.reading import Reading, Setting
+from rl_core.transfer.group_engine import GroupEngine, check_role
+from rl_core.transfer.groups import SENDER
+from rl_core.transfer.mover import Mover
+from rl_core.transfer.watch import Watch
+
+if TYPE_CHECKING:
+    from rl_ckpt_disk.config import DiskConfig
+    from rl_core.deadlines import Deadline
+    from rl_core.interfaces import Endpoint, TensorStream, TransferReport, TransferRole
+    from rl_core.metadata import Manifest
+    from rl_core.transfer.link import Link
+    from rl_core.transfer.peers import Peers
+
+
+class DiskCheckpointEngine(GroupEngine):
+    """Sender 0 writes a Hugging Face directory, every receiver reads it.
+
+    Bytes go over the file system; agreement, acknowledgements and errors go over the control
+    channel, so that a receiver hears of a failure at once and never polls a directory that may not
+    come.
+    """
+
+    def __init__(self, config: DiskConfig, role: TransferRole) -> None:
+        """Touches no disk. Errors: ConfigError."""
+        check_role(role)
+        self._files = _DiskMover(config, role)
+        super().__init__(role, self._files)
+
+    def prepare(self) -> Endpoint:
+        """Open the control channel; the sender also makes sure that it can write.
+
+        Errors: TransferError naming the directory and the reason.
+        """
+        if self._role.role == SENDER and self._role.rank == 0:
+            self._files.run.create()
+        return super().prepare()
+
+    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> Path:
+        """Instead of `receive_weights`: the complete, checked directory of this version.
+
+        The directory stays until this engine has completed a later version, or is shut down.
+        Every file is checked by its digest where the sender computed digests.
+        """
+        lending = self.start_receiving("get_checkpoint_path", manifest, Watch(deadline))
+        reading = cast("Reading", lending)  # what `_DiskMover.receive` makes
+        try:
+            path = reading.path()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.received()
+        return path
+
+
+class _DiskMover(Mover):
+    """Writes and reads checkpoints."""
+
+    def __init__(self, config: DiskConfig, role: TransferRole) -> None:
+        self._config = config
+        self._role = role
+        self.run = RunDirectory(Path(config.root_dir), role.run_id)
+        self._setting = Setting(role, self.run)
+
+    def send(
+        self, weights: TensorStream, manifest: Manifest, peers: Peers, watch: Watch
+    ) -> TransferReport:
+        return Publication(self._role, self._config, self.run, peers, watch).publish(
+            weights, manifest
+        )
+
+    def receive(self, manifest: Manifest, link: Link, watch: Watch) -> Reading:
+        return Reading(self._setting, manifest, link, watch)
+
+    def close(self) -> None:
+        self._setting.held.replace(None)
+        self._setting.buffers.drop()

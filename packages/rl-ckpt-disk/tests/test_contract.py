@@ -1,0 +1,28 @@
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rl_core.testing.checkpoint_contract import (
+    CheckpointEngineContract,
+    CheckpointFault,
+    FaultHook,
+)
+
+FAULTS = Path(__file__).with_name("faults.py")
+
+
+@pytest.mark.engine
+class TestDisk(CheckpointEngineContract):
+    backend = "disk"
+    fault_deadline_s = 2.0
+    faults: ClassVar = {
+        CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
+        CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
+        CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),
+    }
+
+    @pytest.fixture(scope="class")
+    def options(self, tmp_path_factory):
+        root = tmp_path_factory.mktemp("checkpoints")
+        return {"root_dir": str(root), "max_shard_megabytes": 0.25}

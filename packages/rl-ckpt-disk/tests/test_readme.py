@@ -1,0 +1,25 @@
+"""The program in the README runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_program_in_the_readme_moves_a_state_dict(tmp_path):
+    programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (program,) = programs
+    (tmp_path / "move.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "move.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{'embed': [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], 'norm': [1.0, 1.0, 1.0]}" in done.stdout
+    assert "payload_bytes=30" in done.stdout

@@ -1,0 +1,187 @@
+"""Groups of their own: beside a default group, with any library, ended while they block."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rl_ckpt_hccl import process_group
+from rl_ckpt_hccl.config import HcclConfig
+from rl_ckpt_hccl.engine import HcclCheckpointEngine
+from rl_ckpt_hccl.gloo_sockets import GlooSockets, _listening
+from rl_ckpt_hccl.process_group import Library, check_torch, make_group
+from rl_ckpt_hccl.store import join_store, serve_store
+from rl_ckpt_hccl.transport import BroadcastTransport
+from rl_core.channel import new_key
+from rl_core.deadlines import CancelToken, Deadline
+from rl_core.errors import ComponentNotFoundError, IncompatibleVersionError, TransferError
+from rl_core.interfaces import TransferRole
+from rl_core.testing.weight_set import WeightSet
+from rl_core.torch import as_bytes
+from rl_core.transfer.engine import StreamingEngine
+from rl_core.versions import PolicyVersion
+
+SECONDS = 20.0
+
+
+def fake_creator(options, _):
+    """What torch_npu registers for hccl, with gloo's works."""
+    return dist.ProcessGroupGloo(
+        options.store, options.group_rank, options.group_size, options.timeout
+    )
+
+
+@pytest.fixture
+def fake_hccl(monkeypatch):
+    """A vendor plug-in named hccl, on the cpu."""
+    plugin = dist.Backend._BackendPlugin(fake_creator, extended_api=True)
+    monkeypatch.setitem(dist.Backend._plugins, "HCCL", plugin)
+    check_torch.cache_clear()
+    yield
+    check_torch.cache_clear()
+
+
+def _ranks(library, size=2):
+    store = dist.HashStore()
+    with ThreadPoolExecutor(size) as threads:
+        return list(
+            threads.map(lambda rank: make_group(library, store, (rank, size), SECONDS), range(size))
+        )
+
+
+@pytest.mark.parametrize("name", ["gloo", "hccl"])
+def test_broadcast(name, fake_hccl):
+    members = _ranks(Library(name), 3)
+    data = [torch.full((1000,), rank, dtype=torch.uint8) for rank in (7, 0, 0)]
+    for work in [m.broadcast(d, SECONDS) for m, d in zip(members, data, strict=True)]:
+        work.wait()
+    assert all(torch.equal(item, data[0]) for item in data)
+
+
+def test_default_group_is_left_alone():
+    before = dist.is_initialized(), dict(dist.Backend._plugins)
+    members = _ranks(Library("gloo"))
+    assert (dist.is_initialized(), dict(dist.Backend._plugins)) == before
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        data = torch.arange(3)
+        dist.broadcast(data, 0)
+        for work in [m.broadcast(torch.zeros(3), SECONDS) for m in members]:
+            work.wait()
+    finally:
+        dist.destroy_process_group()
+    for work in [m.broadcast(torch.zeros(3), SECONDS) for m in members]:
+        work.wait()
+
+
+def test_whole_engine_over_a_plugin(fake_hccl):
+    """The path of a device's library: completion is polled, not waited for."""
+    weights = WeightSet({f"t{n}": torch.randn(100 + n) for n in range(20)})
+    library, key = Library("hccl"), new_key()
+    sender, receiver = (
+        StreamingEngine(
+            TransferRole(role, 0, key=key, bucket_megabytes=1 / 1024),
+            BroadcastTransport(library, 0.25, SECONDS),
+        )
+        for role in ("sender", "receiver")
+    )
+    places = StreamingEngine.build_topology([sender.prepare()], [receiver.prepare()])
+    manifest = weights.manifest(PolicyVersion(1, 0))
+    got = {}
+
+    def receive():
+        receiver.build_process_group(places["receiver"][0], Deadline.after(SECONDS))
+        for lease in receiver.receive_weights(manifest, Deadline.after(SECONDS), CancelToken()):
+            with lease as entries:
+                got.update({entry.meta.name: entry.tensor.clone() for entry in entries})
+
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(receive)
+        sender.build_process_group(places["sender"][0], Deadline.after(SECONDS))
+        stream = zip(weights.metas, weights.tensors.values(), strict=True)
+        sender.send_weights(stream, manifest, Deadline.after(SECONDS), CancelToken())
+        receiving.result()
+    for engine in (sender, receiver):
+        engine.finalize(success=True)
+        engine.shutdown()
+    for name, tensor in weights.tensors.items():
+        assert torch.equal(as_bytes(got[name]), as_bytes(tensor))
+
+
+def test_torch_without_what_is_needed_is_named(monkeypatch):
+    check_torch.cache_clear()
+    monkeypatch.delattr(dist.ProcessGroupGloo, "create_device")
+    role = TransferRole("sender", 0, key=new_key())
+    try:
+        with pytest.raises(
+            IncompatibleVersionError, match=f"torch {torch.__version__}".split("+")[0]
+        ):
+            HcclCheckpointEngine(HcclConfig(), role)
+    finally:
+        check_torch.cache_clear()
+
+
+@pytest.mark.skipif("HCCL" in dist.Backend._plugins, reason="torch_npu is loaded")
+def test_hccl_without_torch_npu_says_so(monkeypatch):
+    check_torch.cache_clear()
+
+    def missing(name):
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(process_group.importlib, "import_module", missing)
+    with pytest.raises(ComponentNotFoundError, match="torch_npu"):
+        HcclCheckpointEngine(HcclConfig(), TransferRole("sender", 0, "npu", key=new_key()))
+
+
+def test_group_is_ended_while_it_blocks():
+    """In a fraction of its timeout, without touching anybody else's connections."""
+    bystander = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(bystander.getsockname())
+    server = bystander.accept()[0]
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(make_group, Library("gloo"), store, (0, 2), SECONDS)
+        while not store.check(["port/0"]):  # one after the other: see noticing_listener
+            time.sleep(0.01)
+        members = [make_group(Library("gloo"), store, (1, 2), SECONDS), first.result()]
+    work = members[0].broadcast(torch.zeros(10), SECONDS)  # rank 1, rank 0 never sends
+    threading.Timer(0.1, members[0].leave).start()
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError):
+        work.wait()
+    assert time.monotonic() - begin < SECONDS / 2
+    client.sendall(b"alive")
+    assert server.recv(5) == b"alive"
+    for each in (client, server, bystander):
+        each.close()
+
+
+def test_listener_that_cannot_be_told_apart_is_not_guessed():
+    sockets = GlooSockets()
+    with sockets.noticing_listener():
+        opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    sockets.exchange(dist.HashStore(), 0, 1)
+    sockets.break_off()
+    for each in opened:
+        each.close()
+
+
+def test_store_is_on_the_interface_given():
+    store, address = serve_store("127.0.0.1", SECONDS)
+    port = int(address.rpartition(":")[2])
+    assert (port, "127.0.0.1") in set(_listening())
+    store.set("name", "value")
+    assert join_store(address, SECONDS).get("name") == b"value"
+
+
+def test_store_that_is_not_there():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(TransferError, match="cannot reach"):
+            join_store(f"127.0.0.1:{unused.getsockname()[1]}", 0.2)
+    with pytest.raises(TransferError, match="cannot serve"):
+        serve_store("198.51.100.1", 0.2)

@@ -1,0 +1,103 @@
+"""One control connection, as either side uses it."""
+
+import threading
+from collections import deque
+from typing import Any, TypeVar
+
+from rl_core.channel import Channel
+from rl_core.deadlines import Deadline
+from rl_core.errors import MessageError, TransferError, TransferTimeoutError
+from rl_core.remote_errors import from_wire
+from rl_core.transfer.messages import Failed, Message
+
+FAREWELL_S = 2.0
+"""Seconds given to telling a peer about a failure."""
+
+T = TypeVar("T")
+
+
+class ControlEnd:
+    """Messages to and from one peer, read ahead without waiting.
+
+    One `Channel` a peer, instead of a broker socket for all: a peer's death closes its connection
+    at once, a message is never dropped silently, and a slow peer holds up nobody else's messages.
+    Sending is safe from several threads (an abort comes from another one), reading is not.
+    """
+
+    def __init__(self, channel: Channel, peer: str) -> None:
+        """`peer` is what messages call the other side, such as `receiver 1`."""
+        self.peer = peer
+        self._channel = channel
+        self._inbox: deque[Message] = deque()
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, for polling; -1 once closed."""
+        return self._channel.fileno()
+
+    def send(self, message: Message, deadline: Deadline) -> None:
+        """Send one message; TransferError naming the peer if it is gone."""
+        try:
+            with self._sending:
+                self._channel.send(message, deadline)
+        except TransferTimeoutError as error:
+            raise TransferTimeoutError(f"{self.peer} does not read: {error}") from error
+        except TransferError as error:
+            self._pump_last_words(deadline)
+            raise TransferError(f"{self.peer} went away: {error}") from error
+
+    def pump(self, deadline: Deadline) -> None:
+        """Read what has arrived, without waiting for more.
+
+        Errors: what the peer reported as its failure, TransferError if it is gone, MessageError.
+        """
+        if self._channel.fileno() < 0:
+            raise TransferError(f"{self.peer} went away: the connection was closed")
+        while self._channel.poll(0):
+            self._inbox.append(self._receive(deadline))
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something has arrived, for at most `seconds`."""
+        self._channel.poll(seconds)
+
+    def take(self, kind: type[T]) -> T | None:
+        """The next message if it has been read already; MessageError if it is of another kind."""
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        if not isinstance(message, kind):
+            got, want = type(message).__name__, kind.__name__
+            raise MessageError(f"{self.peer} sent {got} where {want} was due")
+        return message
+
+    def report(self, failed: Failed) -> None:
+        """Tell the peer about a failure, if it still listens. From any thread."""
+        if not self._sending.acquire(timeout=FAREWELL_S):
+            return
+        try:
+            self._channel.send(failed, Deadline.after(FAREWELL_S))
+        except (TransferError, MessageError):
+            return
+        finally:
+            self._sending.release()
+
+    def close(self) -> None:
+        """Close the connection; the peer sees it at once. Idempotent."""
+        self._channel.close()
+
+    def _receive(self, deadline: Deadline) -> Any:
+        try:
+            message = self._channel.receive(deadline)
+        except TransferTimeoutError:
+            raise
+        except TransferError as error:
+            raise TransferError(f"{self.peer} went away: {error}") from error
+        except MessageError as error:
+            raise MessageError(f"{self.peer}: {error}") from error
+        if isinstance(message, Failed):
+            raise from_wire(message.error)
+        return message
+
+    def _pump_last_words(self, deadline: Deadline) -> None:
+        """Raise what the peer said before it closed, if it said why."""
+        self.pump(deadline.sooner(FAREWELL_S))

@@ -1,0 +1,179 @@
+"""The sender's end of the control plane: one connection for each receiver."""
+
+import logging
+import select
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from rl_core.channel import Channel, Listener
+from rl_core.errors import (
+    LifecycleError,
+    MessageError,
+    MiniRLError,
+    StaleVersionError,
+    TransferError,
+)
+from rl_core.interfaces import Place
+from rl_core.remote_errors import to_wire
+from rl_core.transfer.control import ControlEnd
+from rl_core.transfer.messages import PROTOCOL, Ack, Failed, Join, Message, ToReceiver, ToSender
+from rl_core.transfer.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_S = 5.0
+"""Seconds given to one connecting peer; others wait meanwhile."""
+
+T = TypeVar("T")
+
+
+class Peers:
+    """Every receiver of a group, spoken to together. Rank 0 of the group owns it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, ControlEnd] = {}
+        self._acked: dict[int, int] = {}
+
+    def accept(
+        self, listener: Listener, key: bytes, join: Join, place: Place, watch: Watch
+    ) -> None:
+        """Wait until every receiver of `place` has joined.
+
+        Whoever does not hold the key is refused and does not disturb the others.
+
+        Args:
+            listener: where they connect.
+            key: of the run.
+            join: what their `Join` must say, apart from the rank.
+            place: of the sender.
+            watch: ends the wait.
+        """
+        due = set(range(1, place.world_size))
+        while missing := due - self._ends.keys():
+            self.pump(watch)
+            watch.check(f"receivers {[_name(place, rank) for rank in sorted(missing)]} to join")
+            if listener.poll(0.05):
+                self._admit(listener, key, join, place, watch)
+
+    def tell(self, message: ToReceiver, watch: Watch) -> None:
+        """Send one message to all."""
+        for end in self._ends.values():
+            end.send(message, watch.deadline)
+
+    def tell_each(self, messages: Mapping[int, ToReceiver], watch: Watch) -> None:
+        """Send each its own message, by rank in the group."""
+        for rank, message in messages.items():
+            self._ends[rank].send(message, watch.deadline)
+
+    def gather(self, kind: type[T], watch: Watch) -> dict[int, T]:
+        """One message of `kind` from each, by rank in the group.
+
+        Errors: what a receiver reported; MessageError if one says something else.
+        """
+        got: dict[int, T] = {}
+        while missing := [rank for rank in self._ends if rank not in got]:
+            self.pump(watch)
+            for rank in missing:
+                message = self._ends[rank].take(kind)
+                if message is not None:
+                    got[rank] = message
+            if len(got) < len(self._ends):
+                self._wait(watch, kind.__name__, missing)
+        return got
+
+    def await_ack(self, bucket: int, watch: Watch) -> None:
+        """Wait until all receivers have acknowledged every bucket up to `bucket`."""
+        while True:
+            self.pump(watch)
+            late = [rank for rank in self._ends if not self._acknowledged(rank, bucket)]
+            if not late:
+                return
+            self._wait(watch, f"the acknowledgement of bucket {bucket}", late)
+
+    def begin(self) -> None:
+        """Forget the acknowledgements of the version before."""
+        self._acked = dict.fromkeys(self._ends, -1)
+
+    def pump(self, watch: Watch) -> None:
+        """Read what has arrived; raises what a receiver reported, or that one is gone."""
+        for end in self._ends.values():
+            end.pump(watch.deadline)
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Tell all that still listen that the sync has failed."""
+        failed = Failed(to_wire(error, where))
+        for end in self._ends.values():
+            end.report(failed)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        for end in self._ends.values():
+            end.close()
+        self._ends.clear()
+
+    def _acknowledged(self, rank: int, bucket: int) -> bool:
+        while self._acked[rank] < bucket:
+            ack = self._ends[rank].take(Ack)
+            if ack is None:
+                return False
+            if ack.bucket != self._acked[rank] + 1:
+                due = self._acked[rank] + 1
+                msg = f"{self._ends[rank].peer} acknowledged bucket {ack.bucket}, due was {due}"
+                raise MessageError(msg)
+            self._acked[rank] = ack.bucket
+        return True
+
+    def _wait(self, watch: Watch, what: str, ranks: Iterable[int]) -> None:
+        names = ", ".join(self._ends[rank].peer for rank in ranks)
+        watch.check(f"{what} from {names}")
+        poll = select.poll()
+        for end in self._ends.values():
+            if end.fileno() >= 0:
+                poll.register(end.fileno(), select.POLLIN)
+        poll.poll(20)
+
+    def _admit(
+        self, listener: Listener, key: bytes, expected: Join, place: Place, watch: Watch
+    ) -> None:
+        deadline = watch.deadline.sooner(HANDSHAKE_S)
+        try:
+            channel = listener.accept(key, ToSender, deadline)
+        except (MessageError, TransferError) as error:
+            logger.warning("refused a connection to the weight sender: %s", error)
+            return
+        try:
+            join = channel.receive(deadline)
+            _check_join(join, expected, place)
+        except MiniRLError as error:
+            logger.warning("refused to let a receiver join: %s", error)
+            _refuse(channel, error)
+            return
+        if join.rank in self._ends:
+            self._ends.pop(join.rank).close()
+        self._ends[join.rank] = ControlEnd(channel, _name(place, join.rank))
+
+
+def _refuse(channel: Channel, error: MiniRLError) -> None:
+    end = ControlEnd(channel, "the refused peer")
+    end.report(Failed(to_wire(error, "sender")))
+    end.close()
+
+
+def _name(place: Place, rank: int) -> str:
+    return f"receiver {place.endpoints[rank].rank}"
+
+
+def _check_join(join: Message, expected: Join, place: Place) -> None:
+    if not isinstance(join, Join):
+        raise MessageError(f"a peer began with {type(join).__name__} instead of Join")
+    if join.protocol != PROTOCOL:
+        msg = f"receiver speaks protocol {join.protocol}, sender {PROTOCOL}; install equal versions"
+        raise MessageError(msg)
+    if join.run_id != expected.run_id:
+        raise StaleVersionError(
+            f"receiver is of run {join.run_id!r}, sender of {expected.run_id!r}"
+        )
+    if join.group != expected.group:
+        raise LifecycleError("receiver was given other members of the group than the sender")
+    if not 0 < join.rank < place.world_size:
+        raise MessageError(f"rank {join.rank} is not a receiver's of {place.world_size} ranks")

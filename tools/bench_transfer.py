@@ -1,0 +1,203 @@
+"""Measure how fast checkpoint engines move weights, against doing the same by hand.
+
+    uv run tools/bench_transfer.py
+    uv run tools/bench_transfer.py --engines hccl --receivers 1 --buckets 64 --rounds 5
+    uv run tools/bench_transfer.py --megabytes 64 --rounds 1 --json bench.json     a quick look
+
+One sender and its receivers are processes of this host. Everything is measured in the same
+processes, one thing after the other in every round, so that the noise of the machine falls on all
+alike; medians are reported. A time runs from the first tensor asked for to the last one handed
+over, at the slowest receiver; a rate is payload bytes over that time. Modes:
+
+* `lend`: tensors are handed over, nobody reads them;
+* `copy`: the receiver copies each tensor out, as an engine that loads does;
+* `verify`: as `copy`, with digests made at the source and recomputed before the copy.
+
+Baselines (`bench_baselines.py`): `naive` packs, broadcasts and copies out bucket by bucket, `raw`
+broadcasts without packing, `reads` is Mooncake's transfer_sync_read, `files` is save, fsync, load
+and copy out.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_weights import SHAPES
+
+from rl_core.channel import new_key
+from rl_core.digests import XXH3_128
+from rl_core.interfaces import Placement
+from rl_core.plugins import CHECKPOINT_ENGINES, installed
+from rl_core.testing.launcher import ProcessLauncher
+
+TIMEOUT_S = 300.0
+BASELINES = {"hccl": ("naive", "raw"), "mooncake": ("reads",), "disk": ("files",)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure.
+
+    Attributes:
+        what: engine or baseline.
+        mode: `lend`, `copy` or `verify`; empty for a baseline.
+        shape: name of the set of tensors.
+    """
+
+    what: str
+    mode: str
+    shape: str
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.mode, self.shape) if part)
+
+
+class Bench:
+    """The processes of one number of receivers and one size of buckets."""
+
+    def __init__(self, arguments: argparse.Namespace, receivers: int, bucket: int) -> None:
+        self._arguments = arguments
+        self._bucket = bucket
+        self._root = tempfile.TemporaryDirectory(dir=arguments.root)
+        launcher = ProcessLauncher(Path(self._root.name))
+        kwargs = {"megabytes": arguments.megabytes, "bucket_megabytes": bucket}
+        self._handles = [
+            launcher.launch("bench_rank:BenchRank", {**kwargs, "rank": rank}, {}, Placement())
+            for rank in range(receivers + 1)
+        ]
+        self._version = 0
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.kill()
+        self._root.cleanup()
+
+    def measure(self, cases: list[Case]) -> dict[Case, list[float]]:
+        """Seconds of every case in every round, after one round that is not counted."""
+        self._connect_baselines()
+        key, seconds = new_key(), {case: [] for case in cases}
+        for name in {case.what for case in cases if case.mode}:
+            for kind in (None, XXH3_128):
+                self._all("construct", name, kind, key, self._options(name))
+        for counted in range(-1, self._arguments.rounds):
+            for case in cases:
+                took = self._baseline(case) if not case.mode else self._sync(case)
+                if counted >= 0:
+                    seconds[case].append(took)
+        return seconds
+
+    def _options(self, name: str) -> dict[str, str]:
+        return {"root_dir": self._root.name} if name == "disk" else {}
+
+    def _connect_baselines(self) -> None:
+        port = self._handles[0].call("free_port", timeout=TIMEOUT_S)
+        self._all("connect", port, len(self._handles))
+
+    def _baseline(self, case: Case) -> float:
+        if case.what == "reads":
+            addresses = self._handles[0].call("serve_reads", case.shape, timeout=TIMEOUT_S)
+            self._all("accept_reads", addresses)
+        return self._span(self._all(case.what, case.shape, self._root.name))
+
+    def _sync(self, case: Case) -> float:
+        kind = XXH3_128 if case.mode == "verify" else None
+        ends = self._all("prepare", case.what, kind)
+        self._all("build", case.what, kind, ends)
+        self._version += 1
+        span = self._span(self._all("move", (case.what, case.mode, case.shape), self._version))
+        self._all("finalize", case.what, kind)
+        return span
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        pending = [handle.submit(method, *arguments) for handle in self._handles]
+        return [call.result(TIMEOUT_S) for call in pending]
+
+    @staticmethod
+    def _span(stamps: list[float]) -> float:
+        return max(stamps[1:]) - stamps[0]
+
+
+def cases_of(engines: list[str]) -> list[Case]:
+    """What is measured for these engines: baselines beside what they are compared with."""
+    cases = []
+    for name in engines:
+        for shape in SHAPES:
+            cases += [Case(baseline, "", shape) for baseline in BASELINES.get(name, ())]
+            cases += [Case(name, mode, shape) for mode in ("lend", "copy", "verify")]
+    return list(dict.fromkeys(cases))
+
+
+def ratios(medians: dict[Case, float]) -> Iterator[tuple[str, float]]:
+    """How the speeds compare: speed of the engine over that of its baseline."""
+    for case, took in medians.items():
+        if case.mode == "copy":
+            yield from _against(medians, case, took, ("naive", "files", "reads"))
+        if case.mode == "lend":
+            yield from _against(medians, case, took, ("raw", "reads"))
+        if case.mode == "verify":
+            plain = medians[Case(case.what, "copy", case.shape)]
+            yield f"{case} / copy", plain / took
+
+
+def _against(
+    medians: dict[Case, float], case: Case, took: float, baselines: tuple[str, ...]
+) -> Iterator[tuple[str, float]]:
+    for name in baselines:
+        other = medians.get(Case(name, "", case.shape))
+        if other is not None and name in BASELINES.get(case.what, ()):
+            yield f"{case} / {name}", other / took
+
+
+def report(
+    arguments: argparse.Namespace, receivers: int, bucket: int, found: dict[Case, list[float]]
+) -> dict[str, Any]:
+    """Print one table; the same as data."""
+    medians = {case: statistics.median(times) for case, times in found.items()}
+    lines = [f"== {receivers} receivers, buckets of {bucket} MiB, {arguments.megabytes} MiB"]
+    rates = {str(case): arguments.megabytes / 1024 / took for case, took in medians.items()}
+    lines += [f"{name:32s} {rate:6.2f} GiB/s" for name, rate in rates.items()]
+    compared = dict(ratios(medians))
+    lines += [f"{name:44s} {ratio:5.2f}" for name, ratio in compared.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    return {
+        "receivers": receivers,
+        "bucket_megabytes": bucket,
+        "gib_per_s": rates,
+        "ratios": compared,
+        "seconds": {str(case): times for case, times in found.items()},
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", nargs="+", default=installed(CHECKPOINT_ENGINES))
+    parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--buckets", nargs="+", type=int, default=[64, 256], help="in MiB")
+    parser.add_argument("--megabytes", type=int, default=1024, help="of weights, in MiB")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--root", default=None, help="directory for files (disk, logs)")
+    parser.add_argument("--json", type=Path, help="write everything there")
+    arguments = parser.parse_args()
+    results = []
+    for receivers in arguments.receivers:
+        for bucket in arguments.buckets:
+            with Bench(arguments, receivers, bucket) as bench:
+                found = bench.measure(cases_of(arguments.engines))
+            results.append(report(arguments, receivers, bucket, found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
