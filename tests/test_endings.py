@@ -58,7 +58,8 @@ def test_a_killed_engine_ends_it_with_the_cause(runner):
     ended(run, began, 1)
     causes = [line for line in run.lines if "Run failed" in line]
     assert len(causes) == 1, run.log
-    assert "replica 0" in causes[0]
+    # In the middle of a sync it is the actor rank feeding the engine that notices.
+    assert "replica 0" in causes[0] or "engine" in causes[0]
 
 
 def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(runner, tmp_path):

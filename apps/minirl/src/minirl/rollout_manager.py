@@ -1,8 +1,9 @@
 """The rollout replicas: started together, asked together, stopped together."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from minirl.resource_pool import Bundle, ResourcePool
@@ -95,29 +96,30 @@ class RolloutManager:
         ]
         completions: list[Completion] = []
         for rank, call in enumerate(pending):
-            try:
+            with _named(rank):
                 completions.extend(call.result(GENERATE_TIMEOUT_S))
-            except RolloutError as error:
-                raise RolloutError(f"replica {rank}: {error}") from error
         return completions
 
     def release(self, tags: Sequence[str], timeout_s: float) -> dict[str, int]:
         """Free engine memory on every replica; bytes freed by tag."""
         freed = dict.fromkeys(tags, 0)
-        for leader in self._leaders:
-            for tag, nbytes in leader.release(tags, timeout_s).items():
-                freed[tag] += nbytes
+        for rank, leader in enumerate(self._leaders):
+            with _named(rank):
+                for tag, nbytes in leader.release(tags, timeout_s).items():
+                    freed[tag] += nbytes
         return freed
 
     def resume(self, tags: Sequence[str], timeout_s: float) -> None:
         """Allocate engine memory again on every replica."""
-        for leader in self._leaders:
-            leader.resume(tags, timeout_s)
+        for rank, leader in enumerate(self._leaders):
+            with _named(rank):
+                leader.resume(tags, timeout_s)
 
     def commit(self, version: PolicyVersion, timeout_s: float) -> None:
         """Every replica serves `version` from here on."""
-        for leader in self._leaders:
-            leader.commit(version, timeout_s)
+        for rank, leader in enumerate(self._leaders):
+            with _named(rank):
+                leader.commit(version, timeout_s)
 
     def fence(self, reason: str, timeout_s: float) -> None:
         """No replica answers any more; one that cannot be told is logged."""
@@ -136,6 +138,15 @@ class RolloutManager:
                 _logger.warning("replica %d did not stop: %s", rank, error)
         self._replicas.clear()
         self._leaders.clear()
+
+
+@contextmanager
+def _named(rank: int) -> Iterator[None]:
+    """Say which replica failed."""
+    try:
+        yield
+    except RolloutError as error:
+        raise type(error)(f"replica {rank}: {error}") from error
 
 
 def _placement(
