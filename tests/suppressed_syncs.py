@@ -1,7 +1,7 @@
 """`minirl`, but every weight sync after the first one is left out: a negative control."""
 
-from minirl.main import run
 from minirl.fused_sync import FusedWeightSync
+from minirl.main import run
 
 _sync = FusedWeightSync.sync
 
