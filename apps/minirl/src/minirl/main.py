@@ -15,8 +15,8 @@ commands:
   fetch smollm2    make a Hugging Face directory of SmolLM2-135M-Instruct
   version          versions of minirl, its packages and the engines
 
-config=NAME picks presets (fused, smollm2, or a path to a .yaml); key=value overrides any key of
-the configuration, such as trainer.seed=2 or rollout.temperature=0.7."""
+config=NAME picks presets (fused, separate, smollm2, or a path to a .yaml); key=value overrides
+any key of the configuration, such as trainer.seed=2 or rollout.temperature=0.7."""
 
 
 def train(arguments: Sequence[str]) -> int:
