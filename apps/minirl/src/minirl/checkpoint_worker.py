@@ -1,34 +1,18 @@
 """The Ray actor beside each rollout rank in separate mode."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from minirl.rollout_member import RolloutMember
 from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
-from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.interfaces import Handle, LoadReport, RolloutAdapter, SupportsCheckpointPath
+from rl_core.interfaces import LoadReport, RolloutAdapter, SupportsCheckpointPath
 from rl_core.metadata import Manifest
 
 
-class CheckpointWorker(TransferMember):
+class CheckpointWorker(TransferMember, RolloutMember):
     """Receives weights for one rollout rank and hands them to its engine rank."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         prepare_process(settings)
-        self._adapter: RolloutAdapter | None = None
-        self._tp_rank = 0
-
-    def init_rollout(
-        self, backend: str, config: Mapping[str, Any], server: Handle, tp_rank: int
-    ) -> None:
-        """Connect to the engine rank."""
-        entry = plugins.load_backend(plugins.ROLLOUT_BACKENDS, backend)
-        config_cls = plugins.load_object(entry.config_cls)
-        self._tp_rank = tp_rank
-        self._adapter = plugins.load_object(entry.adapter)(
-            server, tp_rank, plugins.build_config(config_cls, config, "rollout")
-        )
 
     def receive_weights(self, manifest: Manifest, seconds: float) -> LoadReport | None:
         """Receive one version and load it into the engine rank; the replica is then LOADED.

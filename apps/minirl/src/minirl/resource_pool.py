@@ -47,11 +47,11 @@ class ResourcePool:
             raise ConfigError(f"resource pool {self.name} was not reserved")
         return self._group
 
-    def device_options(self, share: float) -> dict[str, Any]:
-        """Ray options of an actor that uses `share` of one of the pool's devices."""
+    def device_options(self) -> dict[str, Any]:
+        """Ray options of an actor that owns one of the pool's devices."""
         if self.resource == "GPU":
-            return {"num_gpus": share}
-        return {"resources": {self.resource: share}}
+            return {"num_gpus": 1}
+        return {"resources": {self.resource: 1}}
 
     def reserve(self, timeout_s: float) -> None:
         """Reserve the devices; ConfigError saying what the cluster has, if there are too few."""

@@ -41,7 +41,7 @@ class WorkerGroup:
                     pool.group, placement_group_bundle_index=bundle.index
                 ),
                 runtime_env={"env_vars": dict(environment)},
-                **pool.device_options(share=1),
+                **pool.device_options(),
             )
             .remote(settings.named(f"{role}_{rank}"))
             for rank, bundle in enumerate(pool.bundles)

@@ -3,9 +3,11 @@
 import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from minirl.rollout_member import RolloutMember
 from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core import plugins
@@ -13,11 +15,9 @@ from rl_core.deadlines import Deadline
 from rl_core.errors import ConfigError
 from rl_core.interfaces import (
     BucketLease,
-    Handle,
     LeasedTensor,
     LoadReport,
     RankPlace,
-    RolloutAdapter,
     SupportsReference,
     TensorStream,
     TrainEngine,
@@ -91,12 +91,8 @@ class ActorWorker(TransferMember):
 
         Gathering is collective, so a rank whose transfer failed reads its stream to the end.
         """
-        stream = self.engine.get_per_tensor_param()
-        try:
+        with _drained(self.engine.get_per_tensor_param()) as stream:
             return self.transfer.send_weights(stream, manifest, Deadline.after(seconds), never())
-        finally:
-            for _ in stream:
-                pass
 
     def save_checkpoint(self, path: str) -> None:
         """Training state for resuming."""
@@ -114,22 +110,8 @@ class ActorWorker(TransferMember):
             self._engine = None
 
 
-class FusedActorRolloutWorker(ActorWorker):
+class FusedActorRolloutWorker(ActorWorker, RolloutMember):
     """An actor rank that feeds the rollout rank on the same device, if there is one."""
-
-    def __init__(self, settings: ProcessSettings) -> None:
-        super().__init__(settings)
-        self._adapter: RolloutAdapter | None = None
-
-    def init_rollout(
-        self, backend: str, config: Mapping[str, Any], server: Handle, tp_rank: int
-    ) -> None:
-        """Connect this rank to its engine rank. Only on ranks that have one."""
-        entry = plugins.load_backend(plugins.ROLLOUT_BACKENDS, backend)
-        config_cls = plugins.load_object(entry.config_cls)
-        self._adapter = plugins.load_object(entry.adapter)(
-            server, tp_rank, plugins.build_config(config_cls, config, "rollout")
-        )
 
     def sync_weights(
         self, version: PolicyVersion, run_id: str, seconds: float, verify: bool
@@ -140,15 +122,21 @@ class FusedActorRolloutWorker(ActorWorker):
         the stream to its end all the same.
         """
         manifest = self.engine.manifest(version, run_id)
-        stream = self.engine.get_per_tensor_param()
-        try:
+        with _drained(self.engine.get_per_tensor_param()) as stream:
             if self._adapter is None:
                 return None
             leases = _as_leases(stream, verify=verify)
             return self._adapter.update_weights(leases, manifest, Deadline.after(seconds))
-        finally:
-            for _ in stream:
-                pass
+
+
+@contextmanager
+def _drained(stream: TensorStream) -> Iterator[TensorStream]:
+    """Read the stream to its end however the block ends: each step is a collective."""
+    try:
+        yield stream
+    finally:
+        for _ in stream:
+            pass
 
 
 def _as_leases(stream: TensorStream, *, verify: bool) -> Iterator[BucketLease]:
