@@ -1,12 +1,13 @@
 """The TransferEngine itself: codes become errors, and what it would swallow is refused."""
 
 import importlib
-import multiprocessing
-import os
 import signal
 import socket
+import subprocess
+import sys
 import types
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,37 +98,27 @@ def test_nobody_there_is_an_error(pair):
 @pytest.mark.engine
 def test_peer_that_stands_still():
     """The wait is ended by the caller, and the engine can be closed with the read under way."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    peer = context.Process(target=serve, args=(theirs,))
-    peer.start()
-    try:
-        session, address = pipe.recv()
-        reader = Transfer(Listening("127.0.0.1", "tcp"))
-        mine = torch.zeros(SERVED, dtype=torch.uint8)
-        run = Run(address, mine.data_ptr(), SERVED)
-        reader.read(session, [run], "all", patience())
-        assert mine.all()
-        os.kill(peer.pid, signal.SIGSTOP)
-        with pytest.raises(TransferTimeoutError, match="a peer that stands still"):
-            reader.read(
-                session, [run], "x", partial(Deadline.after(0.3).check, "a peer that stands still")
-            )
-        reader.close()
-    finally:
-        peer.kill()
-        peer.join()
+    program = Path(__file__).with_name("serve_memory.py")
+    with subprocess.Popen(
+        [sys.executable, str(program), str(SERVED)], stdout=subprocess.PIPE, text=True
+    ) as peer:
+        try:
+            session, address = peer.stdout.readline().split()
+            reader = Transfer(Listening("127.0.0.1", "tcp"))
+            mine = torch.zeros(SERVED, dtype=torch.uint8)
+            run = Run(int(address), mine.data_ptr(), SERVED)
+            reader.read(session, [run], "all", patience())
+            assert mine.all()
+            peer.send_signal(signal.SIGSTOP)
+            check = partial(Deadline.after(0.3).check, "a peer that stands still")
+            with pytest.raises(TransferTimeoutError, match="a peer that stands still"):
+                reader.read(session, [run], "x", check)
+            reader.close()
+        finally:
+            peer.kill()
 
 
 SERVED = 8 << 20
-
-
-def serve(pipe):
-    owner = Transfer(Listening("127.0.0.1", "tcp"))
-    memory = torch.ones(SERVED, dtype=torch.uint8)
-    owner.register(memory.data_ptr(), SERVED, "memory")
-    pipe.send((owner.session, memory.data_ptr()))
-    pipe.recv()
 
 
 def test_closed_engine_is_an_error():

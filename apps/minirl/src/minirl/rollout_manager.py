@@ -37,10 +37,10 @@ class RolloutManager:
 
     def __init__(self, name: str, config: Mapping[str, Any], launcher: Launcher) -> None:
         self.name = name
-        self.backend: RolloutBackend = plugins.load_backend(plugins.ROLLOUT_BACKENDS, name)
+        self.backend: RolloutBackend
         self.config = config
-        self._typed_config = plugins.build_config(
-            plugins.load_object(self.backend.config_cls), config, "rollout"
+        self.backend, self._typed_config = plugins.load_configured(
+            plugins.ROLLOUT_BACKENDS, name, config, "rollout"
         )
         self._launcher = launcher
         self._replicas: list[Replica] = []

@@ -17,9 +17,6 @@ class RolloutMember:
         self, backend: str, config: Mapping[str, Any], server: Handle, tp_rank: int
     ) -> None:
         """Connect to the engine rank `tp_rank` of the replica behind `server`."""
-        entry = plugins.load_backend(plugins.ROLLOUT_BACKENDS, backend)
-        config_cls = plugins.load_object(entry.config_cls)
+        entry, typed = plugins.load_configured(plugins.ROLLOUT_BACKENDS, backend, config, "rollout")
         self._tp_rank = tp_rank
-        self._adapter = plugins.load_object(entry.adapter)(
-            server, tp_rank, plugins.build_config(config_cls, config, "rollout")
-        )
+        self._adapter = plugins.load_object(entry.adapter)(server, tp_rank, typed)

@@ -23,9 +23,9 @@ class TransferMember:
 
     def init_transfer(self, backend: str, options: Mapping[str, Any], role: TransferRole) -> None:
         """Create the checkpoint engine; it opens nothing yet."""
-        entry = plugins.load_backend(plugins.CHECKPOINT_ENGINES, backend)
-        config_cls = plugins.load_object(entry.config_cls)
-        config = plugins.build_config(config_cls, options, "checkpoint_engine.options")
+        entry, config = plugins.load_configured(
+            plugins.CHECKPOINT_ENGINES, backend, options, "checkpoint_engine.options"
+        )
         self._transfer = plugins.load_object(entry.engine)(config, role)
 
     def prepare_transfer(self) -> Endpoint:

@@ -53,11 +53,8 @@ class ActorWorker(TransferMember):
 
     def init_model(self, backend: str, config: Mapping[str, Any], place: RankPlace) -> None:
         """Create the train engine and load the policy into it."""
-        entry = plugins.load_backend(plugins.TRAIN_ENGINES, backend)
-        config_cls = plugins.load_object(entry.config_cls)
-        engine = plugins.load_object(entry.engine)(
-            plugins.build_config(config_cls, config, "actor"), place
-        )
+        entry, typed = plugins.load_configured(plugins.TRAIN_ENGINES, backend, config, "actor")
+        engine = plugins.load_object(entry.engine)(typed, place)
         engine.initialize()
         self._engine = engine
 

@@ -80,6 +80,12 @@ def load_object(path: str) -> Any:
         raise ComponentLoadError(f"cannot load {path!r}: {error}") from error
 
 
+def load_configured(group: str, name: str, values: Mapping[str, Any], where: str) -> Any:
+    """The installed backend `name` and its configuration, as a pair; errors of the two parts."""
+    backend = load_backend(group, name)
+    return backend, build_config(load_object(backend.config_cls), values, where)
+
+
 def build_config(cls: type[Config], values: Mapping[str, Any], where: str) -> Config:
     """A dataclass from plain values; ConfigError names an unknown key or a wrong type.
 

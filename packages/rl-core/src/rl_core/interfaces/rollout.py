@@ -1,0 +1,181 @@
+"""What a rollout backend promises: replicas that serve the policy, and adapters that feed them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+from rl_core.interfaces.version import API_VERSION
+from rl_core.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rl_core.deadlines import Deadline
+    from rl_core.interfaces.leases import BucketLease
+    from rl_core.interfaces.placement import Handle
+    from rl_core.metadata import Manifest
+    from rl_core.trajectory import Completion, GenerateRequest
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What one engine rank loaded.
+
+    Attributes:
+        version: version that is now loaded, not yet committed.
+        tensors: tensors received.
+        nbytes: their payload bytes.
+        seconds: by phase: `wire`, `load`, `post_process`.
+        matched: tensors whose digest was recomputed and agreed; 0 without verification.
+        weights_digest: digest of digests recomputed by the receiver, or None.
+    """
+
+    version: PolicyVersion
+    tensors: int
+    nbytes: int
+    seconds: dict[str, float] = {}
+    matched: int = 0
+    weights_digest: str | None = None
+
+
+class PauseMode(StrEnum):
+    """What happens to requests in flight when a replica is paused."""
+
+    ABORT = "abort"
+    WAIT = "wait"
+    KEEP = "keep"
+
+
+class RolloutAdapter(ABC):
+    """Puts weights into one rank of a real engine, and reaches its replica for the rest.
+
+    One adapter for each (replica, tensor-parallel rank), in the process that feeds that rank.
+    `update_weights` is called on all ranks of a replica at the same time; every other call
+    concerns the whole replica and is made once, by the adapter of rank 0. It connects lazily.
+    """
+
+    @abstractmethod
+    def release(self, tags: Sequence[str], timeout: float) -> dict[str, int]:
+        """Free the memory of `kv_cache` and/or `weights`; bytes freed by tag, over all ranks.
+
+        Requests in flight are aborted first. A tag that the engine cannot free gives 0.
+        """
+
+    @abstractmethod
+    def resume(self, tags: Sequence[str], timeout: float) -> None:
+        """Allocate again what `release` freed. Weights come back empty: sync before serving."""
+
+    @abstractmethod
+    def update_weights(
+        self, leases: Iterator[BucketLease], manifest: Manifest, deadline: Deadline
+    ) -> LoadReport:
+        """Load one complete version into this rank; the replica is then LOADED, not serving.
+
+        Errors: `StaleVersionError` (an old or repeated version) and `LifecycleError` (another
+        update is under way) refuse the update before anything is touched, and the replica goes
+        on as it was. Any other `WeightSyncError` or `VerificationError`, and whatever the leases
+        raise, leaves the replica FENCED, with the error as its reason.
+        """
+
+    @abstractmethod
+    def update_weights_from_disk(
+        self, path: Path, manifest: Manifest, deadline: Deadline
+    ) -> LoadReport:
+        """As `update_weights`, from a Hugging Face directory. Rank 0 calls it for the replica."""
+
+    @abstractmethod
+    def commit(self, version: PolicyVersion, timeout: float) -> None:
+        """Flush the KV cache, and let requests in: they are served by `version` from here on."""
+
+    @abstractmethod
+    def fence(self, reason: str, timeout: float) -> None:
+        """Refuse all requests, with `reason`, until the next commit."""
+
+    @abstractmethod
+    def clear_kv_cache(self, timeout: float) -> None:
+        """Drop cached prefixes; RolloutError unless the engine confirms it."""
+
+    @abstractmethod
+    def pause(self, mode: PauseMode, timeout: float) -> None:
+        """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
+
+    @abstractmethod
+    def continue_(self, timeout: float) -> None:
+        """Go on after `pause`."""
+
+    @abstractmethod
+    def generate(self, requests: Sequence[GenerateRequest], timeout: float) -> list[Completion]:
+        """Complete all requests, in order. ReplicaFencedError if the replica is fenced."""
+
+    @abstractmethod
+    def committed_version(self, timeout: float) -> PolicyVersion | None:
+        """The version that is being served; None before the first commit or while fenced."""
+
+
+class Replica(ABC):
+    """One rollout replica: starts its server through a Launcher, owns its life cycle."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Create the server's process and let it import the engine, without waiting for it.
+
+        Optional before `start`, which is quicker then: importing an engine takes a core for many
+        seconds, in which other parts can load.
+        """
+
+    @abstractmethod
+    def start(self, deadline: Deadline) -> None:
+        """Start the server and wait until it answers. It is JOINING: no request is served."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """`host:port` of the OpenAI-compatible HTTP server."""
+
+    @property
+    @abstractmethod
+    def server(self) -> Handle:
+        """The server, for adapters."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float) -> None:
+        """Stop the server and every process it started. Idempotent."""
+
+
+@dataclass(frozen=True)
+class RolloutBackend:
+    """What a package announces under the entry-point group `minirl.rollout_backends`.
+
+    The heavy parts are `module:Class` strings, so that loading it imports no engine.
+
+    Attributes:
+        name: value of `rollout.name` that selects it.
+        config_cls: its dataclass, constructed from the `rollout` section.
+        replica: `Replica`, called with (config, Launcher, Placement).
+        adapter: `RolloutAdapter`, called with (server Handle, tp_rank, config).
+        layout: function giving the layout spec of a model config; None until it has one.
+        api_version: `API_VERSION` it was written for.
+        engine_name: how the log spells the engine.
+    """
+
+    name: str
+    config_cls: str
+    replica: str
+    adapter: str
+    layout: str | None = None
+    api_version: int = API_VERSION
+    engine_name: str = ""
+
+
+@runtime_checkable
+class SupportsLiveDigests(Protocol):
+    """A rollout adapter whose engine can digest what it really holds."""
+
+    def live_digests(self, timeout: float) -> list[dict[str, str]]:
+        """Digests by run-time tensor name, one mapping per tensor-parallel rank."""
+        ...

@@ -1,0 +1,113 @@
+"""What an engine that trains the policy promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from rl_core.interfaces.version import API_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rl_core.interfaces.leases import TensorStream
+    from rl_core.metadata import Manifest
+    from rl_core.trajectory import LogProbs, TrainSample
+    from rl_core.versions import PolicyVersion
+
+
+class TrainEngine(ABC):
+    """Holds and updates the policy; one instance in each actor rank's process.
+
+    Every method is collective unless it says otherwise: all ranks call it, in the same order.
+    """
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Join the process group, load and shard the model, create the optimizer."""
+
+    @abstractmethod
+    def compute_log_prob(self, samples: Sequence[TrainSample]) -> list[LogProbs]:
+        """Log-probabilities and entropies of this rank's samples under the current policy."""
+
+    @abstractmethod
+    def update_policy(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        """One iteration (all epochs and mini-batches) on this rank's samples; its metrics.
+
+        Metrics are already reduced over the ranks: `loss`, `grad_norm`, `lr`, `kl`,
+        `entropy`, `clip_fraction`, and `optimizer_steps`.
+        """
+
+    @abstractmethod
+    def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
+        """Structure of what `get_per_tensor_param` will yield. Local, and equal on all ranks."""
+
+    @abstractmethod
+    def get_per_tensor_param(self) -> TensorStream:
+        """Full tensors under their Hugging Face names, one gathered at a time.
+
+        Every rank iterates to the end, also after a failure elsewhere (drain): each step is a
+        collective. A tensor is valid until the next step.
+        """
+
+    @abstractmethod
+    def save_checkpoint(self, path: Path) -> None:
+        """Sharded training state for resuming (parameters, optimizer, scheduler) under `path`."""
+
+    @abstractmethod
+    def load_checkpoint(self, path: Path) -> None:
+        """Restore what `save_checkpoint` wrote, also on another number of ranks."""
+
+    @abstractmethod
+    def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face directory (weights, config, tokenizer); rank 0 writes."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Move parameters and optimizer state off the device, where configured. Local."""
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Bring them back. Local."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Leave the process group and free everything. Idempotent."""
+
+
+@dataclass(frozen=True)
+class TrainBackend:
+    """What a package announces under the entry-point group `minirl.train_engines`.
+
+    Attributes:
+        name: value of `actor.engine_config.backend` that selects it.
+        config_cls: `module:Class` of its dataclass, constructed from the `actor` and
+            `algorithm` sections of the configuration.
+        engine: `module:Class` of the `TrainEngine`, called with (config, RankPlace).
+        api_version: `API_VERSION` it was written for.
+    """
+
+    name: str
+    config_cls: str
+    engine: str
+    api_version: int = API_VERSION
+
+
+@runtime_checkable
+class SupportsReference(Protocol):
+    """A train engine that keeps the policy as it was loaded, for a KL term."""
+
+    def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Log-probabilities of this rank's samples under the frozen reference. Collective."""
+        ...
+
+
+@runtime_checkable
+class SupportsFileCheck(Protocol):
+    """A backend configuration that can tell early whether its files are usable."""
+
+    def check_files(self) -> object:
+        """Read headers and sizes only; ConfigError names what is wrong with which file."""
+        ...
