@@ -1,11 +1,19 @@
 """Bad input: one line, exit code 2, nothing started, nothing written."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
 
 import pytest
+from whole_runs import MARK, marked_processes
 
 from minirl.tiny_model import ensure_tiny_model
+
+FORKS = Path(__file__).parent / "forked_runs.py"
 
 
 @pytest.fixture
@@ -23,14 +31,54 @@ def broken_models(tmp_path):
     return made
 
 
-def refused(runner, *arguments, run_dir=None):
+@pytest.fixture(scope="module")
+def forks():
+    """Runs that end before they start anything share one interpreter."""
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, str(FORKS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, MARK: mark},
+    ) as process:
+        yield process, mark
+        process.stdin.close()
+        process.wait(20)
+
+
+@pytest.fixture
+def refused(forks, tmp_path):
     """The single line with which a run refuses its arguments."""
-    run = runner.complete(*arguments, timeout=90, run_dir=run_dir)
-    assert run.code == 2, run.log
-    assert len(run.lines) == 1, run.log
-    assert not (run.path / "run").exists()
+    process, mark = forks
+
+    def refused(*arguments, run_dir=None):
+        log, path = tmp_path / "log", tmp_path / "cwd"
+        path.mkdir()
+        target = run_dir or path / "run"
+        request = [[*arguments, f"trainer.run_dir={target}"], str(log), str(path)]
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        code = int(process.stdout.readline())
+        lines = log.read_text().splitlines()
+        assert code == 2, lines
+        assert len(lines) == 1, lines
+        assert list(path.iterdir()) == []
+        assert marked_processes(mark) == [process.pid]
+        return lines[0]
+
+    return refused
+
+
+def test_a_command_line_of_its_own(runner):
+    """As all others here, in a process that was started for it."""
+    run = runner.complete("trainer.sed=1", timeout=90)
+    assert run.code == 2
+    assert run.lines == [
+        "[MiniRL] error: trainer.sed=1: unknown key trainer.sed; the nearest is trainer.seed"
+    ]
+    assert not run.run_dir.exists()
     assert run.processes() == []
-    return run.lines[0]
 
 
 @pytest.mark.parametrize(
@@ -47,8 +95,8 @@ def refused(runner, *arguments, run_dir=None):
         ("trian", ["trian", "train"]),
     ],
 )
-def test_it_is_refused_in_one_line(runner, argument, parts):
-    line = refused(runner, argument)
+def test_it_is_refused_in_one_line(refused, argument, parts):
+    line = refused(argument)
     for part in parts:
         assert part in line
 
@@ -57,40 +105,40 @@ def test_it_is_refused_in_one_line(runner, argument, parts):
     ("name", "part"),
     [("empty", "config.json"), ("truncated", "model.safetensors"), ("headless", "config.json")],
 )
-def test_a_model_directory_that_cannot_be_loaded(runner, broken_models, name, part):
+def test_a_model_directory_that_cannot_be_loaded(refused, broken_models, name, part):
     path = broken_models[name]
-    line = refused(runner, f"actor.model_config.local_path={path}")
+    line = refused(f"actor.model_config.local_path={path}")
     assert str(path) in line
     assert part in line
 
 
-def test_a_broken_line_of_a_prompt_file_is_named(runner, tmp_path):
+def test_a_broken_line_of_a_prompt_file_is_named(refused, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"prompt": "say 1:"}), json.dumps({"prompt": "say 2:"}), '{"prompt": ']
     prompts.write_text("\n".join(lines))
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n")
-    line = refused(runner, f"data.path={prompts}", f"reward.path={reward}")
+    line = refused(f"data.path={prompts}", f"reward.path={reward}")
     assert f"{prompts}:3" in line
 
 
-def test_a_reward_file_without_the_function_is_named(runner, tmp_path):
+def test_a_reward_file_without_the_function_is_named(refused, tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text("def score(prompts, **columns):\n    return [0.0] * len(prompts)\n")
-    line = refused(runner, f"reward.path={reward}:grade")
+    line = refused(f"reward.path={reward}:grade")
     assert "grade" in line
     assert "score" in line
 
 
-def test_a_run_directory_that_cannot_be_written(runner, tmp_path):
+def test_a_run_directory_that_cannot_be_written(refused, tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a directory is wanted")
-    line = refused(runner, run_dir=blocked)
+    line = refused(run_dir=blocked)
     assert f"trainer.run_dir={blocked}" in line
 
 
-def test_a_directory_that_holds_a_run_is_not_overwritten(runner, tmp_path):
+def test_a_directory_that_holds_a_run_is_not_overwritten(refused, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    line = refused(runner, run_dir=tmp_path)
+    line = refused(run_dir=tmp_path)
     assert f"trainer.run_dir={tmp_path}" in line
     assert (tmp_path / "metrics.jsonl").read_text() == "{}"

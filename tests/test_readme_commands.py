@@ -17,6 +17,8 @@ READMES = ("README.md", "apps/minirl/README.md")
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
+    "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
+    "trainer.seed=2": "tests/test_served_weights.py",
 }
 
 

@@ -1,30 +1,68 @@
-"""After syncs, the engine serves exactly the weights that the trainer saves."""
+"""After syncs, the engine serves exactly the weights that the trainer saves.
+
+Each kind of model, both sizes and every way of the weights once; tools/served_weights.py runs all
+kinds and sizes in fused mode.
+"""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
-SCRIPT = Path(__file__).parent / "serve_and_compare.py"
+SCRIPT = Path(__file__).parent / "witnesses.py"
+RUNS = ["fused", "hccl", "mooncake", "disk"]
+SAVED = Path("checkpoints") / "final"
 
 
-# Each kind and each size once; tools/served_weights.py runs all combinations.
-@pytest.mark.parametrize(("kind", "tp_size"), [("dense", 1), ("tied", 2), ("moe", 1)])
-def test_three_witnesses_agree(tmp_path, kind, tp_size):
+@pytest.fixture(scope="module")
+def testimonies(witnessed_runs):
+    """What the witnesses answer on the model that each run saved."""
+    directories = [str(witnessed_runs[name].run_dir / SAVED) for name in RUNS]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), kind, str(tp_size)],
+        [sys.executable, str(SCRIPT), *directories],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
-    for witness in ("fresh", "transformers"):
-        for mine, theirs in zip(answers["served"], answers[witness], strict=True):
+    found = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(RUNS, found.values(), strict=True))
+
+
+def test_two_ranks_sample_and_train_alike(witnessed_runs):
+    run = witnessed_runs["fused"]
+    assert run.code == 0, run.log
+    assert run.processes() == []
+    for line in run.metrics:
+        assert line["rollout_train_logprob_diff/mean"] <= 1e-5
+        assert line["rollout_train_logprob_diff/max"] <= 1e-4
+
+
+@pytest.fixture(params=RUNS)
+def told(request, witnessed_runs):
+    """Name of a run, and what its engine answered."""
+    run = witnessed_runs[request.param]
+    assert run.code == 0, run.log
+    return request.param, json.loads((run.run_dir / "served.json").read_text())
+
+
+def test_three_witnesses_agree(told, testimonies):
+    name, answers = told
+    for witness, testimony in testimonies[name].items():
+        for mine, theirs in zip(answers["served"], testimony, strict=True):
             assert mine[0] == theirs[0], witness
             assert mine[1] == pytest.approx(theirs[1], abs=1e-4), witness
+
+
+def test_a_byte_changed_on_the_way_stops_the_publish(told):
+    _, answers = told
+    tampered = answers["tampered"]
+    assert re.search(r"tensor '(model\.[\w.]+|lm_head\.weight)'", tampered["error"]), tampered
+    assert "fenced" in tampered["refusal"]
+    assert answers["repaired"] == answers["served"]

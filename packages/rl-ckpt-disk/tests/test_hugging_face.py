@@ -70,9 +70,9 @@ def publish(options, state, manifest):
         for future in built:
             future.result(60)
         sent = threads.submit(sender.send_weights, weights, manifest, deadline, CancelToken())
-        path = threads.submit(receiver.get_checkpoint_path, manifest, deadline).result(60)
+        found = threads.submit(receiver.get_checkpoint_path, manifest, deadline).result(60)
         sent.result(60)
     for engine in (sender, receiver):
         engine.finalize(True)
         engine.shutdown()
-    return path
+    return found.path

@@ -63,10 +63,13 @@ class Chain:
 
     def sync(self, weights, **kwargs):
         self.connect()
-        ends = self.move(weights, **kwargs)
-        ok = not any(isinstance(end, Exception) for end in ends)
-        for engine in self.engines:
-            engine.finalize(success=ok)
+        ok = False
+        try:
+            ends = self.move(weights, **kwargs)
+            ok = not any(isinstance(end, Exception) for end in ends)
+        finally:
+            for engine in self.engines:
+                engine.finalize(success=ok)
         return ends
 
     def shutdown(self):

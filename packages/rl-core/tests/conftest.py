@@ -13,12 +13,9 @@ from rl_core.testing.reference_config import ReferenceConfig
 from rl_core.testing.reference_replica import ReferenceReplica
 from rl_core.testing.reference_weights import EOS, ReferenceModelConfig, make_weights
 from rl_core.testing.rollout_case import RolloutUnderTest
-from rl_core.testing.summary import pytest_terminal_summary
 from rl_core.testing.thread_launcher import ThreadLauncher
 from rl_core.testing.weights_directory import save_weights
 from rl_core.versions import PolicyVersion
-
-__all__ = ["pytest_terminal_summary"]
 
 torch.set_num_threads(1)  # tensors here are tiny
 sys.path.append(str(Path(__file__).parent))  # classes that launched processes import

@@ -2,10 +2,6 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-CONFTEST = """
-from rl_core.testing.contract_counts import pytest_collection_modifyitems, pytest_terminal_summary
-"""
-
 TESTS = """
 import pytest
 from rl_core.testing.contract import Contract
@@ -25,18 +21,16 @@ def test_other(): pass
 
 
 def test_checks_and_skips_are_counted_once(pytester: pytest.Pytester):
-    pytester.makeconftest(CONFTEST)
     inner = pytester.mkdir("inner")
-    (inner / "conftest.py").write_text(CONFTEST)
     (inner / "test_it.py").write_text(TESTS)
     lines = pytester.runpytest_inprocess("-p", "no:cacheprovider").outlines
-    counted = [line for line in lines if line.startswith("TestMine")]
-    assert counted == ["TestMine: 1 passed, 1 failed, 2 skipped"]
-    assert sum("it is slow" in line and "1 skipped" in line for line in lines) == 1
+    assert [line for line in lines if line.endswith("TestMine")] == [
+        "   1 passed,  2 skipped  TestMine"
+    ]
+    assert sum("1 skipped  lacks speed: it is slow" in line for line in lines) == 1
 
 
 def test_a_run_without_contracts_says_nothing(pytester: pytest.Pytester):
-    pytester.makeconftest(CONFTEST)
     pytester.makepyfile("def test_other(): pass")
     lines = pytester.runpytest_inprocess().outlines
     assert not any(line.startswith("=") and " contracts " in line for line in lines)

@@ -2,6 +2,7 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.rollout_contract import RolloutUnderTest
-from rl_core.testing.summary import pytest_terminal_summary  # noqa: F401
 from rl_core.testing.weight_set import WeightSet, leases
 from rl_core.trajectory import GenerateRequest
 from rl_core.versions import PolicyVersion
@@ -23,6 +23,7 @@ PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 2
 START_S = 240.0
 CALL_S = 60.0
+HERE = Path(__file__).parent
 WHOLE_RUN = 200
 """A run of more tests than this needs all engines."""
 SHAPE = {
@@ -39,6 +40,14 @@ SHAPE = {
     "pad_token_id": 0,
     "initializer_range": 0.3,
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The engines are shared by all modules here: one worker runs their tests."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.xdist_group("vllm-engines"))
 
 
 def make_model(kind, seed):

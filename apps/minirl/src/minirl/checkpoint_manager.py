@@ -6,12 +6,7 @@ from minirl.worker_calls import wait_all
 from minirl.worker_group import WorkerGroup
 from rl_core import plugins
 from rl_core.errors import MiniRLError
-from rl_core.interfaces import (
-    CheckpointBackend,
-    CheckpointEngine,
-    LoadReport,
-    SupportsCheckpointPath,
-)
+from rl_core.interfaces import CheckpointBackend, CheckpointEngine, LoadReport
 from rl_core.metadata import Manifest
 from rl_core.versions import PolicyVersion, VersionStore
 
@@ -40,9 +35,6 @@ class CheckpointEngineManager(WeightSync):
             plugins.CHECKPOINT_ENGINES, settings.checkpoint_engine
         )
         self._engine_cls: type[CheckpointEngine] = plugins.load_object(entry.engine)
-        if issubclass(self._engine_cls, SupportsCheckpointPath):
-            # It checks the directory before an engine reads it; no tensor passes through here.
-            self.verify_reports = False
 
     def release(self) -> None:
         """Nothing: the engines have devices of their own."""

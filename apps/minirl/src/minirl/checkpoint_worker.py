@@ -1,5 +1,7 @@
 """The Ray actor beside each rollout rank in separate mode."""
 
+import msgspec
+
 from minirl.rollout_member import RolloutMember
 from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
@@ -22,10 +24,13 @@ class CheckpointWorker(TransferMember, RolloutMember):
         """
         adapter, deadline = self._ready(), Deadline.after(seconds)
         if isinstance(self.transfer, SupportsCheckpointPath):
-            path = self.transfer.get_checkpoint_path(manifest, deadline)
+            checked = self.transfer.get_checkpoint_path(manifest, deadline)
             if self._tp_rank != 0:
                 return None
-            return adapter.update_weights_from_disk(path, manifest, deadline)
+            report = adapter.update_weights_from_disk(checked.path, manifest, deadline)
+            return msgspec.structs.replace(
+                report, matched=checked.matched, weights_digest=checked.weights_digest
+            )
         leases = self.transfer.receive_weights(manifest, deadline, never())
         return adapter.update_weights(leases, manifest, deadline)
 

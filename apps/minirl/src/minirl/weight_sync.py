@@ -70,8 +70,6 @@ class WeightSync(ABC):
     ) -> None:
         self.records: list[SyncRecord] = []
         self.settings = settings
-        self.verify_reports = settings.verify_light
-        """Whether every engine rank must report that it recomputed every digest."""
         self.rollout = rollout
         self._versions = versions
 
@@ -91,7 +89,7 @@ class WeightSync(ABC):
         clock = Clock()
         try:
             reports = self.transfer(version, index, clock)
-            if self.verify_reports:
+            if self.settings.verify_light:
                 _check_verified(reports)
             with clock.phase("commit"):
                 self.rollout.commit(version, self.settings.timeout_s)
@@ -135,7 +133,7 @@ class WeightSync(ABC):
         seconds = clock.total()
         nbytes = reports[0].nbytes
         light = None
-        if self.verify_reports:
+        if self.settings.verify_light:
             light = {
                 "matched": sum(report.matched for report in reports),
                 **dict.fromkeys(("mismatched", "missing", "unexpected", "unverifiable"), 0),

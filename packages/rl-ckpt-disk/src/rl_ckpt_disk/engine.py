@@ -16,7 +16,13 @@ from rl_core.transfer.watch import Watch
 if TYPE_CHECKING:
     from rl_ckpt_disk.config import DiskConfig
     from rl_core.deadlines import Deadline
-    from rl_core.interfaces import Endpoint, TensorStream, TransferReport, TransferRole
+    from rl_core.interfaces import (
+        CheckedDirectory,
+        Endpoint,
+        TensorStream,
+        TransferReport,
+        TransferRole,
+    )
     from rl_core.metadata import Manifest
     from rl_core.transfer.link import Link
     from rl_core.transfer.peers import Peers
@@ -45,7 +51,7 @@ class DiskCheckpointEngine(GroupEngine):
             self._files.run.create()
         return super().prepare()
 
-    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> Path:
+    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
         """Instead of `receive_weights`: the complete, checked directory of this version.
 
         The directory stays until this engine has completed a later version, or is shut down.
@@ -54,12 +60,12 @@ class DiskCheckpointEngine(GroupEngine):
         lending = self.start_receiving("get_checkpoint_path", manifest, Watch(deadline))
         reading = cast("Reading", lending)  # what `_DiskMover.receive` makes
         try:
-            path = reading.path()
+            directory = reading.directory()
         except BaseException as error:
             self.fail(error)
             raise
         self.received()
-        return path
+        return directory
 
 
 class _DiskMover(Mover):

@@ -11,6 +11,7 @@ from rl_ckpt_disk.read_ahead import ReadAhead, ReadBuffers, buckets
 from rl_core import digests
 from rl_core.buckets import MEGABYTE
 from rl_core.errors import LifecycleError, MessageError
+from rl_core.interfaces import CheckedDirectory
 from rl_core.torch import content_digest
 from rl_core.transfer.lending import Lending
 from rl_core.transfer.messages import Begin, Complete, Done, End, Go, Ready
@@ -18,7 +19,6 @@ from rl_core.transfer.reception import check_announcement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rl_ckpt_disk.checkpoint_dir import RunDirectory
     from rl_core.interfaces import BucketLease, LeasedTensor, TransferRole
@@ -69,19 +69,22 @@ class Reading(Lending):
             self.check_returned()
             self._watch.check("the consumer to go on")
 
-    def path(self) -> Path:
+    def directory(self) -> CheckedDirectory:
         """Agree, wait, check every file, and wait for the others; the directory stays held.
 
         The digests are recomputed here, where there are any: the engine that loads the directory
         does not know them.
         """
+        found: dict[str, str] = {}
         for entries in self._entries():
             for entry in entries:
-                _check_digest(entry)
+                if entry.digest is not None:
+                    found[entry.meta.name] = _checked_digest(entry, entry.digest)
         held = self._setting.held.checkpoint
         if held is None:
             raise LifecycleError("the checkpoint was let go while its path was asked for")
-        return held.path
+        whole = digests.digest_of_digests(found) if found else None
+        return CheckedDirectory(held.path, len(found), whole)
 
     def hear(self) -> None:
         """Raise what the sender has reported, or that it is gone."""
@@ -126,8 +129,7 @@ class Reading(Lending):
                 checkpoint.let_go()
 
 
-def _check_digest(entry: LeasedTensor) -> None:
-    if entry.digest is not None:
-        kind = digests.kind_of(entry.digest)
-        found = content_digest(entry.meta, entry.tensor, kind)
-        digests.check(entry.meta.name, entry.digest, found)
+def _checked_digest(entry: LeasedTensor, expected: str) -> str:
+    found = content_digest(entry.meta, entry.tensor, digests.kind_of(expected))
+    digests.check(entry.meta.name, expected, found)
+    return found

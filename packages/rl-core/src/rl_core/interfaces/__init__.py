@@ -33,6 +33,7 @@ from rl_core.interfaces.training import (
     TrainEngine,
 )
 from rl_core.interfaces.transfer import (
+    CheckedDirectory,
     CheckpointBackend,
     CheckpointEngine,
     Endpoint,
@@ -48,6 +49,7 @@ from rl_core.interfaces.version import (
 __all__ = [
     "API_VERSION",
     "BucketLease",
+    "CheckedDirectory",
     "CheckpointBackend",
     "CheckpointEngine",
     "Endpoint",

@@ -163,10 +163,26 @@ class CheckpointBackend:
     api_version: int = API_VERSION
 
 
+@dataclass(frozen=True)
+class CheckedDirectory:
+    """A complete checkpoint, and how far its content was checked.
+
+    Attributes:
+        path: Hugging Face directory.
+        matched: tensors whose digest was recomputed from the files and agreed; 0 without light
+            verification.
+        weights_digest: digest of digests recomputed by the receiver, or None.
+    """
+
+    path: Path
+    matched: int = 0
+    weights_digest: str | None = None
+
+
 @runtime_checkable
 class SupportsCheckpointPath(Protocol):
     """A checkpoint engine whose receivers can load a directory themselves."""
 
-    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> Path:
+    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
         """The complete, checked directory of this version."""
         ...

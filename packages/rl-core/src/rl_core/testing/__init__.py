@@ -9,7 +9,7 @@ Public API, for our packages and for outsiders' alike (extra `testing`: torch, p
 * `rl_core.testing.thread_launcher`: `ThreadLauncher`, the same in threads, for fast tests;
 * `rl_core.testing.reference_replica`: `REFERENCE_BACKEND`, a rollout engine in milliseconds;
 * `rl_core.testing.weight_set`: `WeightSet`, and leases that spoil their buffer when they end;
-* `rl_core.testing.summary`: counts what contracts skipped.
+* `rl_core.testing.pytest_plugin`: counts what contracts checked; pytest finds it itself.
 
 Nothing heavy is imported here, so that a launched process starts without torch and pytest.
 """

@@ -111,7 +111,8 @@ class CheckpointDriver:
         if not isinstance(engine, SupportsCheckpointPath):
             raise LifecycleError("this engine has no checkpoint path")
         deadline = Deadline.after(order.deadline_s)
-        return str(await self._call(lambda: engine.get_checkpoint_path(order.manifest, deadline)))
+        found = await self._call(lambda: engine.get_checkpoint_path(order.manifest, deadline))
+        return str(found.path)
 
     async def finalize(self, success: bool) -> None:
         """The engine's `finalize`."""

@@ -1,8 +1,8 @@
 """What every contract has in common: it cannot be weakened silently.
 
 A contract is a class of pytest tests. A backend subclasses it, gives the fixtures it asks for, and
-declares what it lacks, each with a reason. A declared lack skips tests; the skips are counted at
-the end of the run by `rl_core.testing.summary`. Redefining a test of the contract is an error.
+declares what it lacks, each with a reason. A declared lack skips tests; `pytest_plugin` counts the
+skips at the end of the run. Redefining a test of the contract is an error.
 """
 
 from collections.abc import Mapping

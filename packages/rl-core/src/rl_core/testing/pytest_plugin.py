@@ -1,0 +1,65 @@
+"""The pytest plugin that rl-core installs: contract tests are counted, modules stay together.
+
+Loaded by entry point (`pytest11`) wherever rl-core is installed; it changes no test.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rl_core.testing.contract import SKIP_PREFIX, Contract
+
+_PROPERTY = "contract"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announce the marker that pytest-xdist knows, for runs without it."""
+    line = "xdist_group(name): tests that one worker runs; the module, unless something else is set"
+    config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note which contract a test belongs to, and keep the tests of a module on one worker."""
+    for item in items:
+        cls = getattr(item, "cls", None)
+        if cls is not None and issubclass(cls, Contract):
+            item.user_properties.append((_PROPERTY, cls.__name__))
+        if item.get_closest_marker("xdist_group") is None:
+            name = f"{item.path.parent.parent.name}:{item.path.stem}"
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each contract with its counts, and one for each reason to skip."""
+    passed, skipped = counts(terminalreporter.stats)
+    names = sorted(passed.keys() | {name for name, _ in skipped})
+    if not names:
+        return
+    terminalreporter.section("contracts")
+    for name in names:
+        reasons = {reason: number for (of, reason), number in skipped.items() if of == name}
+        total = sum(reasons.values())
+        terminalreporter.write_line(f"{passed[name]:4d} passed, {total:2d} skipped  {name}")
+        for reason, number in sorted(reasons.items()):
+            terminalreporter.write_line(f"{number:17d} skipped  {reason}")
+
+
+def counts(
+    stats: dict[str, list[pytest.TestReport]],
+) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Passed contract tests by class, and skipped ones by (class, reason)."""
+    passed: Counter[str] = Counter()
+    skipped: Counter[tuple[str, str]] = Counter()
+    for report in stats.get("passed", []):
+        name = dict(report.user_properties).get(_PROPERTY)
+        if report.when == "call" and isinstance(name, str):
+            passed[name] += 1
+    for report in stats.get("skipped", []):
+        name = dict(report.user_properties).get(_PROPERTY)
+        text = str(report.longrepr[2]) if isinstance(report.longrepr, (tuple, list)) else ""
+        _, prefix, reason = text.partition(SKIP_PREFIX)
+        if prefix and isinstance(name, str):
+            skipped[name, reason] += 1
+    return passed, skipped

@@ -1,0 +1,31 @@
+"""Runs `minirl` once for each line of standard input, in a fork of this process.
+
+A line is JSON: arguments, log file, working directory. This process has imported what a run imports
+before it refuses its arguments; starting a new interpreter for each would take most of the time.
+Prints the exit code of each.
+"""
+
+import json
+import os
+import sys
+
+from minirl.main import run
+
+
+def _run(arguments: list[str], log: str, directory: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.chdir(directory)
+    sys.argv = ["minirl", *arguments]
+    run()
+
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        _run(*json.loads(line))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+    sys.stdout.flush()

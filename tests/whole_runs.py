@@ -1,0 +1,244 @@
+"""Whole runs of the app, as a user starts them: a subprocess, its log, and what it left behind."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minirl.tiny_model import build_tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "apps" / "minirl"
+MARK = "MINIRL_TEST_RUN"
+
+
+@dataclass
+class Run:
+    """A run of `minirl` in a process of its own, recognisable by a mark in its environment."""
+
+    path: Path
+    arguments: tuple[str, ...]
+    program: Path = APP
+    run_dir: Path = Path()
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[str] | None = None
+    code: int | None = None
+    seconds: float = 0.0
+
+    def start(self) -> "Run":
+        if self.run_dir == Path():
+            self.run_dir = self.path / "run"
+        self.path.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(self.program), *self.arguments]
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, f"trainer.run_dir={self.run_dir}"],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.path,
+                env={**os.environ, MARK: self.mark},
+                text=True,
+                start_new_session=True,
+            )
+        self._begin = time.monotonic()
+        return self
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.splitlines()
+
+    def wait_for(self, text: str, timeout: float) -> None:
+        """Block until `text` is in the log."""
+        end = time.monotonic() + timeout
+        while text not in self.log:
+            assert self.process.poll() is None, f"ended before {text!r}:\n{self.log}"
+            assert time.monotonic() < end, f"no {text!r} within {timeout} s:\n{self.log}"
+            time.sleep(0.1)
+
+    def finish(self, timeout: float) -> "Run":
+        try:
+            self.code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            pytest.fail(f"still running after {timeout} s:\n{self.log}")
+        self.seconds = time.monotonic() - self._begin
+        return self
+
+    def stop(self) -> None:
+        """End everything that carries the mark."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with_deadline = time.monotonic() + 40
+            while self.process.poll() is None and time.monotonic() < with_deadline:
+                time.sleep(0.1)
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Living processes of this run, found by their environment."""
+        return marked_processes(self.mark)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return _read_jsonl(self.run_dir / "metrics.jsonl")
+
+    @property
+    def trajectories(self) -> list[dict[str, Any]]:
+        return _read_jsonl(self.run_dir / "trajectories.jsonl")
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Living processes with this mark in their environment."""
+    needle = f"{MARK}={mark}".encode()
+    return [pid for pid in _pids() if needle in _environment(pid)]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        if "State:\tZ" in status:
+            return b""
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+class Runner:
+    """Starts runs and makes sure that none outlives the test."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._runs: list[Run] = []
+
+    def start(self, *arguments: str, program: Path = APP, run_dir: Path | None = None) -> Run:
+        run = Run(self._root / f"run{len(self._runs)}", arguments, program, run_dir or Path())
+        self._runs.append(run)
+        return run.start()
+
+    def complete(self, *arguments: str, timeout: float = 400, **options: Path | None) -> Run:
+        return self.start(*arguments, **options).finish(timeout)
+
+    def close(self) -> None:
+        for run in self._runs:
+            run.stop()
+
+
+DYING = ROOT / "tests" / "dying_run.py"
+ENDED_S = 30.0
+
+
+class Death:
+    """A run in which one member is killed in its second sync, and how it ended.
+
+    Attributes:
+        run: the run, ended.
+        seconds: from the death to the end; infinite if nobody died.
+    """
+
+    def __init__(
+        self, runner: Runner, transport: str, member: str, point: str, directory: Path
+    ) -> None:
+        moment = directory / "moment"
+        mode = () if transport == "fused" else ("config=separate",)
+        if mode:
+            mode += (f"checkpoint_engine.backend={transport}",)
+        self.run = runner.start(
+            f"{member}:{point}",
+            str(moment),
+            *mode,
+            f"checkpoint_engine.root_dir={directory / 'exchange'}",
+            "trainer.total_training_steps=4",
+            "data.eval_size=0",
+            program=DYING,
+        ).finish(200)
+        self.seconds = math.inf
+        if moment.exists():
+            self.seconds = time.time() - float(moment.read_text())
+        self.left = self.run.processes()
+
+    @property
+    def causes(self) -> list[str]:
+        return [line for line in self.run.lines if "Run failed" in line]
+
+    @property
+    def ended_well(self) -> bool:
+        good = self.run.code == 1 and len(self.causes) == 1 and not self.left
+        return good and self.seconds <= ENDED_S
+
+    def __str__(self) -> str:
+        return f"{self.seconds:5.1f} s, code {self.run.code}, left {self.left}: {self.causes}"
+
+
+VERIFIED = "checkpoint_engine.debug.verify_light_transfer=true"
+THREE_STEPS = (
+    "trainer.total_training_steps=3",
+    "data.eval_size=0",
+    "rollout.max_completion_length=16",
+)
+TWO_RANKS = "rollout.tensor_model_parallel_size=2"
+
+WITNESSED = {
+    "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", VERIFIED)),
+    "mooncake": (
+        "moe",
+        ("config=separate", "checkpoint_engine.backend=mooncake", VERIFIED, TWO_RANKS),
+    ),
+    "disk": ("tied", ("config=separate", "checkpoint_engine.backend=disk", VERIFIED)),
+    "fused": ("tied", (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", VERIFIED)),
+}
+"""Runs whose engine is asked in the end what it serves: kind of model and arguments."""
+
+
+class WitnessedRuns:
+    """Each run of `WITNESSED`, made when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._runner = Runner(root)
+        self._runs: dict[str, Run] = {}
+
+    def __getitem__(self, name: str) -> Run:
+        if name not in self._runs:
+            kind, arguments = WITNESSED[name]
+            model = self._root / f"model-{name}"
+            build_tiny_model(model, kind=kind, seed=3)
+            self._runs[name] = self._runner.complete(
+                f"actor.model_config.local_path={model}",
+                f"checkpoint_engine.root_dir={self._root / 'exchange'}",
+                *THREE_STEPS,
+                *arguments,
+                program=Path(__file__).parent / "witnessed_run.py",
+            )
+        return self._runs[name]
+
+    def close(self) -> None:
+        self._runner.close()

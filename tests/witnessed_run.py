@@ -1,0 +1,121 @@
+"""`minirl`, with two questions to the running system at its end; the answers are in served.json.
+
+1. What does the engine serve? (the witnesses' questions)
+2. What if a byte changes on the way, between packing and loading? The sync must fail, no request
+   may be answered after it, and a following sync must bring everything in order again.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from witnesses import SERVED, requests
+
+from minirl import system
+from minirl.main import run
+from minirl.trainer import Trainer
+from rl_core.errors import MiniRLError, ReplicaFencedError
+from rl_core.versions import PolicyVersion
+
+
+class _Tampering:
+    """Mixed into workers that feed an engine. This module is `__main__`: Ray ships it by value."""
+
+    def tamper_once(self):
+        """Change one byte of what the next sync brings here."""
+        if "Disk" in type(getattr(self, "_transfer", None)).__name__:
+            _tamper_with_file()
+            return
+        adapter, update_weights = self._adapter, self._adapter.update_weights
+
+        def tampering(leases, manifest, deadline):
+            adapter.update_weights = update_weights
+            return update_weights(_tampered(leases), manifest, deadline)
+
+        adapter.update_weights = tampering
+
+
+def _tampered(leases):
+    import torch
+
+    for number, lease in enumerate(leases):
+        if number == 0:
+            first, *others = lease.entries
+            changed = first.tensor.clone()
+            changed.view(-1).view(torch.uint8)[3] ^= 1
+            lease.entries = [dataclasses.replace(first, tensor=changed), *others]
+        yield lease
+
+
+def _tamper_with_file():
+    """The sender has published; the file changes before the receiver has looked at it."""
+    from rl_ckpt_disk.checkpoint import Checkpoint
+
+    await_ready = Checkpoint.await_ready
+
+    def tampering(path, key, watch):
+        Checkpoint.await_ready = await_ready
+        checkpoint = await_ready(path, key, watch)
+        file = next(path.glob("*.safetensors"))
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        return checkpoint
+
+    Checkpoint.await_ready = tampering
+
+
+class TamperingCheckpointWorker(_Tampering, system.CheckpointWorker):
+    """In separate mode."""
+
+
+class TamperingFusedWorker(_Tampering, system.FusedActorRolloutWorker):
+    """In fused mode."""
+
+
+system.CheckpointWorker = TamperingCheckpointWorker
+system.FusedActorRolloutWorker = TamperingFusedWorker
+
+
+def answers(trainer):
+    completions = trainer._system.rollout.generate(requests())
+    return [(completion.token_ids, completion.log_probs) for completion in completions]
+
+
+def tampered_sync(trainer, version):
+    """How a sync with a changed byte ends, and what a request gets after it."""
+    system = trainer._system
+    feeding = getattr(system, "_receivers", system.workers)
+    feeding.call_rank(0, "tamper_once", timeout_s=20)
+    found = {"error": None, "refusal": None}
+    try:
+        system.weight_sync.sync(version, "trained")
+    except MiniRLError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    try:
+        answers(trainer)
+    except ReplicaFencedError as error:
+        found["refusal"] = str(error)
+    return found
+
+
+_fit = Trainer.fit
+
+
+def _fit_and_ask(self):
+    _fit(self)
+    found = {"served": answers(self)}
+    step = self._config.trainer.total_training_steps
+    found["tampered"] = tampered_sync(self, PolicyVersion(1, step + 1))
+    self._system.weight_sync.sync(PolicyVersion(1, step + 2), "trained")
+    found["repaired"] = answers(self)
+    (self._output.path / SERVED).write_text(json.dumps(found))
+
+
+Trainer.fit = _fit_and_ask
+
+if __name__ == "__main__":
+    run()
