@@ -25,7 +25,7 @@ def started_system(directory: Path, *arguments: str) -> Iterator[RLSystem]:
     log_server = LogServer(new_key(), None)
     settings = ProcessSettings(str(directory / "logs"), log_server.address)
     with (
-        ray_session(plan.config.cluster, plan.device, plan.actor_world),
+        ray_session(plan.config.cluster, plan.device, plan.slots),
         RunOutput(directory, plan.config) as output,
     ):
         system = RLSystem(plan, settings)

@@ -23,6 +23,7 @@ def test_a_hundred_syncs_leave_no_trace(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     before, after = (json.loads(line) for line in done.stdout.splitlines()[-2:])
     assert after["processes"] == before["processes"]
+    assert after["threads"] <= before["threads"] + 10  # Ray's pools breathe
     assert after["files"] <= before["files"]
     assert after["shared_memory"] <= before["shared_memory"]
     # Allocators settle in the first syncs; a leak of one bucket a sync would be 400 MB.

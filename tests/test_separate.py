@@ -11,7 +11,8 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     assert run.code == 0, run.log
     assert run.processes() == []
     syncs = run.summary["syncs"]
-    assert [sync["version"] for sync in syncs] == ["e1.s0", "e1.s1", "e1.s2", "e1.s3"]
+    # e1.s4 is the one that was tampered with.
+    assert [sync["version"] for sync in syncs] == ["e1.s0", "e1.s1", "e1.s2", "e1.s3", "e1.s5"]
     assert {sync["backend"] for sync in syncs} == {backend}
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/mean"] <= 1e-5
@@ -20,6 +21,7 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
         assert sync["light"]["matched"] > 0
         assert sync["light"]["mismatched"] == 0
     digests = [sync["weights_digest"] for sync in syncs]
-    assert len(set(digests)) == len(syncs)
+    assert len(set(digests)) == 4
+    assert digests[3] == digests[4]
     # A trajectory names the digest of the weights that sampled it.
-    assert {item["weights_digest"] for item in run.trajectories} == set(digests[:-1])
+    assert {item["weights_digest"] for item in run.trajectories} == set(digests[:3])
