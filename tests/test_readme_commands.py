@@ -19,6 +19,7 @@ ELSEWHERE = {
     "uv run pytest": "this run",
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
+    "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",
 }
 
 

@@ -1,5 +1,7 @@
 """Separate mode: every checkpoint engine carries weights into a real engine, verified."""
 
+import json
+
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
@@ -25,3 +27,10 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     assert digests[3] == digests[4]
     # A trajectory names the digest of the weights that sampled it.
     assert {item["weights_digest"] for item in run.trajectories} == set(digests[:3])
+
+
+def test_actors_and_replicas_on_different_nodes(witnessed_runs):
+    run = witnessed_runs["hccl"]
+    nodes = json.loads((run.run_dir / "served.json").read_text())["nodes"]
+    assert len(set(nodes["actor"])) == 1
+    assert not set(nodes["actor"]) & set(nodes["rollout"])

@@ -1,5 +1,6 @@
 """Whole runs of the app, as a user starts them: a subprocess, its log, and what it left behind."""
 
+import contextlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,7 @@ THREE_STEPS = (
 TWO_RANKS = "rollout.tensor_model_parallel_size=2"
 
 WITNESSED = {
+    # On two Ray nodes; the others start a Ray of their own.
     "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", VERIFIED)),
     "mooncake": (
         "moe",
@@ -231,14 +234,34 @@ class WitnessedRuns:
             kind, arguments = WITNESSED[name]
             model = self._root / f"model-{name}"
             build_tiny_model(model, kind=kind, seed=3)
-            self._runs[name] = self._runner.complete(
-                f"actor.model_config.local_path={model}",
-                f"checkpoint_engine.root_dir={self._root / 'exchange'}",
-                *THREE_STEPS,
-                *arguments,
-                program=Path(__file__).parent / "witnessed_run.py",
-            )
+            nodes = self._two_nodes() if name == "hccl" else contextlib.nullcontext(())
+            with nodes as joining:
+                self._runs[name] = self._complete(model, *arguments, *joining)
         return self._runs[name]
+
+    def _complete(self, model: Path, *arguments: str) -> Run:
+        return self._runner.complete(
+            f"actor.model_config.local_path={model}",
+            f"checkpoint_engine.root_dir={self._root / 'exchange'}",
+            *THREE_STEPS,
+            *arguments,
+            program=Path(__file__).parent / "witnessed_run.py",
+        )
+
+    @contextlib.contextmanager
+    def _two_nodes(self) -> Iterator[tuple[str, ...]]:
+        """Arguments that make a run join a cluster of two nodes."""
+        program = Path(__file__).parent / "two_nodes.py"
+        with subprocess.Popen(
+            [sys.executable, str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            address = process.stdout.readline().strip()
+            yield (f"cluster.ray_address={address}",)
+            process.stdin.close()
+            process.wait(30)
 
     def close(self) -> None:
         self._runner.close()

@@ -107,7 +107,9 @@ _fit = Trainer.fit
 
 def _fit_and_ask(self):
     _fit(self)
-    found = {"served": answers(self)}
+    pools = {"actor": self._system._actor_pool, "rollout": self._system._rollout_pool}
+    nodes = {name: [bundle.node_id for bundle in pool.bundles] for name, pool in pools.items()}
+    found = {"nodes": nodes, "served": answers(self)}
     step = self._config.trainer.total_training_steps
     found["tampered"] = tampered_sync(self, PolicyVersion(1, step + 1))
     self._system.weight_sync.sync(PolicyVersion(1, step + 2), "trained")

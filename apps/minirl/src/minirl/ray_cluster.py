@@ -24,7 +24,7 @@ SLOT = "minirl_slot"
 _RESOURCES = {"cpu": SLOT, "cuda": "GPU", "npu": "NPU"}
 _OBJECT_STORE_BYTES = 256 << 20
 _STOP_S = 6.0
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers run in the driver's environment; Ray need not rebuild it with uv in each of them.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -34,6 +34,7 @@ _ENVIRONMENT = {
     # Ray would run workers at nice 15; next to anything else on the machine they starve.
     "RAY_worker_niceness": "0",
 }
+"""What Ray reads from the environment of whoever starts it."""
 
 
 def resource_name(device: str) -> str:
@@ -50,7 +51,7 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
         device: cpu, cuda or npu.
         slots: devices that the run needs; what a local Ray on cpu offers.
     """
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     if cluster.ray_address is not None:
         with _joined(cluster.ray_address):
             yield
