@@ -110,5 +110,13 @@ def test_the_run_directory_is_complete(default_run):
     assert {"driver.log", "actor_0.log", "actor_1.log", "rollout_0_0.log"} <= logs
 
 
+def test_ray_starts_its_workers_in_the_drivers_environment(default_run):
+    """Under `uv run` it would copy the working directory and call uv for each of them."""
+    assert (
+        "packaging the working directory"
+        not in (default_run.run_dir / "logs" / "driver.log").read_text()
+    )
+
+
 def test_the_peak_memory_is_that_of_a_laptop(default_run):
     assert 0 < default_run.summary["peak_memory_pss_bytes"] <= 8e9

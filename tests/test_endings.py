@@ -7,11 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from whole_runs import Death
 
 pytestmark = pytest.mark.engine
 
 LIMIT_S = 30
-ENDLESS = "trainer.total_training_steps=100000"
+ONE_ACTOR = ("cluster.actor.n_gpus_per_node=1", "actor.engine_config.fsdp_size=1")
+ENDLESS = ("trainer.total_training_steps=100000", *ONE_ACTOR)
 
 
 def ended(run, began, code):
@@ -39,7 +41,7 @@ def engine_process(run):
     [(signal.SIGTERM, "Starting rollout servers"), (signal.SIGINT, "[Step 2/")],
 )
 def test_a_signal_ends_it(runner, number, when):
-    run = runner.start(ENDLESS)
+    run = runner.start(*ENDLESS)
     run.wait_for(when, 180)
     began = time.monotonic()
     # To the whole process group, as a terminal does it.
@@ -51,7 +53,7 @@ def test_a_signal_ends_it(runner, number, when):
 
 
 def test_a_killed_engine_ends_it_with_the_cause(runner):
-    run = runner.start(ENDLESS)
+    run = runner.start(*ENDLESS)
     run.wait_for("[Step 1/", 180)
     began = time.monotonic()
     os.kill(engine_process(run), signal.SIGKILL)
@@ -60,6 +62,19 @@ def test_a_killed_engine_ends_it_with_the_cause(runner):
     assert len(causes) == 1, run.log
     # In the middle of a sync it is the actor rank feeding the engine that notices.
     assert "replica 0" in causes[0] or "engine" in causes[0]
+
+
+@pytest.mark.parametrize(
+    ("transport", "member", "point"),
+    [("mooncake", "checkpoint_worker", "midway"), ("hccl", "actor", "end")],
+)
+def test_a_member_killed_in_a_sync_ends_it_with_the_cause(
+    runner, tmp_path, transport, member, point
+):
+    """Two of those that tools/kill_members.py kills."""
+    death = Death(runner, transport, member, point, tmp_path)
+    assert death.ended_well, death.run.log
+    assert member.replace("_", " ") in death.causes[0]
 
 
 def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(runner, tmp_path):
@@ -74,7 +89,11 @@ def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(
         "    return rewards\n"
     )
     run = runner.complete(
-        f"reward.path={reward}", "data.eval_size=0", "trainer.save_freq=1", "trainer.keep_last=1"
+        f"reward.path={reward}",
+        "data.eval_size=0",
+        "trainer.save_freq=1",
+        "trainer.keep_last=1",
+        *ONE_ACTOR,
     )
     assert run.code == 1, run.log
     assert run.processes() == []

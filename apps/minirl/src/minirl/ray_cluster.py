@@ -26,8 +26,6 @@ _OBJECT_STORE_BYTES = 256 << 20
 _STOP_S = 6.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Workers run in the driver's environment; Ray need not rebuild it with uv in each of them.
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Ray would otherwise hide devices from actors that ask for none of them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
