@@ -34,7 +34,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,  # the CPU attention kernel takes multiples of 32
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "bos_token_id": 1,
     "eos_token_id": EOS_ID,
     "pad_token_id": 0,
@@ -248,7 +248,7 @@ def under_test(engines, weight_sets, save):
             PROMPTS,
             save=save,
             eos_id=EOS_ID,
-            long_tokens=400,
+            long_tokens=900,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
         )

@@ -142,7 +142,7 @@ def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
 
 
 def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, ask):
-    too_long = [5] * 600
+    too_long = [5] * 1100
     for prompt, named in [([10**6], "token ids below 80"), ([], "token ids"), (too_long, "failed")]:
         with pytest.raises(RolloutError, match=named):
             ask(dense, SamplingParams(max_tokens=4), [prompt])

@@ -24,6 +24,7 @@ from rl_core.errors import MessageError, TransferError
 PREFIX = "[MiniRL] "
 _WAIT_S = 10.0
 _IDLE_S = 7 * 24 * 3600.0
+_POLL_S = 1.0
 
 
 class Line(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -132,11 +133,15 @@ class LogServer:
     def _accept(self) -> None:
         while True:
             try:
-                channel = self._listener.accept(self._key, Line, Deadline.after(_IDLE_S))
-            except MessageError:
-                continue
-            except TransferError:
+                waiting = self._listener.poll(_POLL_S)
+            except (OSError, ValueError):  # closed
                 return
+            if not waiting:
+                continue
+            try:
+                channel = self._listener.accept(self._key, Line, Deadline.after(_WAIT_S))
+            except (MessageError, TransferError):
+                continue  # a stranger, or one that gave up
             threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
 
     def _serve(self, channel: Channel) -> None:

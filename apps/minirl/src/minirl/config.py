@@ -262,7 +262,7 @@ def _read_preset(name: str) -> DictConfig:
 def _read_override(override: str) -> DictConfig:
     try:
         return OmegaConf.from_dotlist([override])
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, IndexError) as error:  # IndexError for "[="
         raise ConfigError(f"{_printable(override)}: {_one_line(error)}") from error
 
 

@@ -48,6 +48,9 @@ class Host:
     def accept(self, listener: Listener) -> None:
         """Serve every handle that connects; runs in a thread for the life of the process."""
         while True:
+            # The deadline of a handshake begins when somebody is there, not while nobody is.
+            if not listener.poll(ACCEPT_S):
+                continue
             try:
                 channel = listener.accept(self._spec.key, Call, Deadline.after(ACCEPT_S))
             except (TransferTimeoutError, MessageError, TransferError):
