@@ -16,6 +16,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+OPTIONS = "--import-mode=importlib -ra --strict-markers"
+"""The workspace's own, but for the workers: pytest-xdist belongs to the workspace."""
 
 
 def packages() -> dict[str, Path]:
@@ -32,7 +34,7 @@ def packages() -> dict[str, Path]:
 def run_suite(name: str, directory: Path) -> int:
     """Run one package's tests in an isolated environment; pytest's exit code."""
     command = ["uv", "run", "--isolated", "--locked", "--package", name, "--no-default-groups"]
-    command += ["--group", "dev", "python", "-m", "pytest", str(directory / "tests")]
+    command += ["--group", "dev", "pytest", "-o", f"addopts={OPTIONS}", str(directory / "tests")]
     sys.stdout.write(f"== {name}: {' '.join(command)}\n")
     sys.stdout.flush()
     return subprocess.run(command, cwd=ROOT, check=False).returncode
