@@ -88,6 +88,15 @@ VARIANTS = [
 ]
 
 
+ATTEMPTS = 4
+
+
+def attempt(test, case, arguments):
+    """Some defects are races: whether a request runs into an update is up to the machine."""
+    for _ in range(ATTEMPTS):
+        getattr(Held(), test)(case, **arguments)
+
+
 @pytest.mark.parametrize(("test", "cls", "tp_size", "arguments"), VARIANTS)
 def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_path):
     adapter = cls if issubclass(cls, ReferenceAdapter) else ReferenceAdapter
@@ -96,7 +105,7 @@ def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_
     with reference(tp_size=tp_size, server=broken.server_of(cls), adapter=adapter) as given:
         case = RolloutCase(given)
         with pytest.raises((Exception, pytest.fail.Exception)) as caught:
-            getattr(Held(), test)(case, **arguments)
+            attempt(test, case, arguments)
         assert not isinstance(caught.value, pytest.skip.Exception | TypeError | AttributeError)
         case.threads.shutdown(wait=False, cancel_futures=True)
 

@@ -1,6 +1,7 @@
 """Tiny random models, and real vLLM engines that are started once for the whole run."""
 
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rl_rollout_vllm.adapter import VllmAdapter
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these engines share the cores
 KINDS = ("dense", "tied", "moe")
 PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 2
