@@ -150,6 +150,14 @@ def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, as
     assert ask(dense, GREEDY)
 
 
+def test_seeded_requests_that_exceed_a_batch(dense, ask):
+    """vLLM 0.32 on cpu dies on a seeded request of which a part is prefilled (`server_args`)."""
+    prompts = [[5 + n] * 900 for n in range(8)]
+    seeded = SamplingParams(1.0, max_tokens=4, seed=3, ignore_eos=True)
+    assert [len(one.token_ids) for one in ask(dense, seeded, prompts)] == [4] * 8
+    assert dense.state()["phase"] == "committed"
+
+
 # -- HTTP
 
 
