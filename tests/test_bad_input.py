@@ -21,13 +21,15 @@ def broken_models(tmp_path):
     """Model directories that cannot work, by what is wrong with them."""
     source = ensure_tiny_model()
     made = {}
-    for name in ("empty", "truncated", "headless"):
+    for name in ("empty", "truncated", "headless", "wordless"):
         made[name] = tmp_path / name
         shutil.copytree(source, made[name])
     (made["empty"] / "config.json").unlink()
     weights = made["truncated"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     (made["headless"] / "config.json").write_text("{not json")
+    for file in made["wordless"].glob("*token*"):
+        file.unlink()
     return made
 
 
@@ -86,6 +88,12 @@ def test_a_command_line_of_its_own(runner):
     [
         ("trainer.sed=1", ["trainer.sed", "trainer.seed"]),
         ("trainer.seed=many", ["trainer.seed", "many"]),
+        ("trainer.seed=???", ["trainer.seed"]),
+        ("trainer.seed=${nothing}", ["nothing"]),
+        ("data.reasoning_gym=5", ["data.reasoning_gym", "name"]),
+        ("rollout.temperature=0", ["rollout.temperature", "greater than 0"]),
+        ("rollout.kv_cache_memory_gb=nan", ["rollout.kv_cache_memory_gb", "finite"]),
+        ("rollout.max_completion_length=600", ["rollout.max_completion_length=600", "1024"]),
         ("actor.engine_config.fsdp_size=3", ["fsdp_size=3"]),
         ("rollout.tensor_model_parallel_size=4", ["tensor_model_parallel_size=4"]),
         ("rollout.kv_cache_memory_gb=4000", ["kv_cache_memory_gb=4000", "free"]),
@@ -103,7 +111,12 @@ def test_it_is_refused_in_one_line(refused, argument, parts):
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("empty", "config.json"), ("truncated", "model.safetensors"), ("headless", "config.json")],
+    [
+        ("empty", "config.json"),
+        ("truncated", "model.safetensors"),
+        ("headless", "config.json"),
+        ("wordless", "tokenizer"),
+    ],
 )
 def test_a_model_directory_that_cannot_be_loaded(refused, broken_models, name, part):
     path = broken_models[name]

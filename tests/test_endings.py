@@ -74,7 +74,7 @@ def test_a_member_killed_in_a_sync_ends_it_with_the_cause(
     """Two of those that tools/kill_members.py kills."""
     death = Death(runner, transport, member, point, tmp_path)
     assert death.ended_well, death.run.log
-    assert member.replace("_", " ") in death.causes[0]
+    assert f"{member} rank 0 died" in death.causes[0]
 
 
 def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(runner, tmp_path):

@@ -7,7 +7,7 @@ the layers with OmegaConf and turns every mistake into one line (`ConfigError`).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -235,7 +235,11 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
         merged = _merge(merged, _read_preset(name), f"config={name}")
     for override in overrides:
         merged = _merge(merged, _read_override(override), _printable(override))
-    config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    try:
+        OmegaConf.resolve(merged)
+        config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
     return config
 
 
@@ -268,11 +272,17 @@ def _read_override(override: str) -> DictConfig:
 
 def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
     known = dict.fromkeys(_known_keys(MiniRLConfig))
-    for key in _given_keys(OmegaConf.to_container(layer), ""):
+    given = cast("dict[str, Any]", OmegaConf.to_container(layer))
+    for key in _given_keys(given, ""):
         if key not in known and not key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
-    problem = OmegaConf.select(layer, "data.reasoning_gym")
+    _refuse_missing(given, source)
+    data = given.get("data")
+    problem = data.get("reasoning_gym") if isinstance(data, Mapping) else None
+    if not isinstance(problem, str | Mapping | None):
+        msg = f"{source}: data.reasoning_gym must be a name or a mapping with a key name"
+        raise ConfigError(msg)
     if isinstance(problem, str) or (problem is not None and "name" in problem):
         # Another data set has other options: it replaces a preset's instead of merging with it.
         base = base.copy()
@@ -282,6 +292,15 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}: {_one_line(error)}") from error
     return merged  # type: ignore[return-value]
+
+
+def _refuse_missing(node: Any, source: str) -> None:
+    """OmegaConf takes `???` for "no value yet" and would go on with the one there was."""
+    if node == "???":
+        raise ConfigError(f"{source}: ??? is no value")
+    if isinstance(node, Mapping):
+        for value in node.values():
+            _refuse_missing(value, source)
 
 
 def _known_keys(cls: Any, prefix: str = "") -> Iterator[str]:

@@ -14,6 +14,9 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+SIGNAL_BASE = 128
+"""Exit code after signal n, less n; what shells use."""
+
 POLL_S = 0.5
 """Longest single wait inside `deferred()`, in seconds."""
 

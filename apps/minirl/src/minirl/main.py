@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
 
+from minirl.interruption import SIGNAL_BASE, Interrupted, interrupting
 from rl_core.errors import ComponentError, ConfigError, MiniRLError
 from rl_core.metadata import nearest
 
@@ -64,7 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = given.pop(0) if given and "=" not in given[0] else "train"
     try:
-        return _command(name)(given)
+        with interrupting():
+            return _command(name)(given)
+    except Interrupted as interruption:  # before there was a run to end
+        sys.stderr.write(f"[MiniRL] interrupted by {interruption}\n")
+        return SIGNAL_BASE + interruption.number
     except (ConfigError, ComponentError) as error:
         sys.stderr.write(f"[MiniRL] error: {error}\n")
         return 2

@@ -1,4 +1,7 @@
-"""Will all processes of a node fit into its memory? Asked before any of them starts."""
+"""Will all processes of a node fit into its memory? Asked before any of them starts.
+
+A lower bound: activations, which depend on the samples, are left out.
+"""
 
 from pathlib import Path
 
@@ -29,7 +32,9 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
     engines = replicas * (_ENGINE_BASE * (1 + 0.5 * (tp_size - 1)) + tp_size * kv + 2 * weights)
     bucket = config.checkpoint_engine.update_weights_bucket_megabytes * (1 << 20)
     buckets = rollout_world * 2 * min(bucket, 2 * weights)
-    actors = actor_world * _ACTOR_BASE + parameters * _TRAIN_BYTES
+    copies = actor_world / config.actor.engine_config.fsdp_size
+    reference = 4 if config.algorithm.kl_coef > 0 else 0
+    actors = actor_world * _ACTOR_BASE + copies * parameters * (_TRAIN_BYTES + reference)
     need = engines + buckets + actors
     free = psutil.virtual_memory().available
     if need > free:

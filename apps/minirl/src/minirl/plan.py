@@ -1,5 +1,6 @@
 """What a run is going to do, checked as a whole before anything starts."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from minirl.config import MiniRLConfig
 from minirl.devices import detect_device
 from minirl.memory_budget import check_memory
+from minirl.model_check import check_model
 from minirl.models import resolve_model
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
@@ -33,7 +35,6 @@ _AT_LEAST: dict[str, float] = {
     "actor.optimizer_config.warmup_steps": 0,
     "actor.optimizer_config.weight_decay": 0,
     "rollout.tensor_model_parallel_size": 1,
-    "rollout.temperature": 0,
     "rollout.max_completion_length": 1,
     "trainer.total_training_steps": 1,
     "trainer.sync_freq": 1,
@@ -48,6 +49,7 @@ _AT_LEAST: dict[str, float] = {
 }
 _POSITIVE = (
     "actor.optimizer_config.max_grad_norm",
+    "rollout.temperature",
     "rollout.start_timeout_s",
     "checkpoint_engine.update_weights_bucket_megabytes",
     "checkpoint_engine.timeout_s",
@@ -98,6 +100,7 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     rollout_world = _rollout_world(config, device, actor_world)
     _check_batches(config, actor_world)
     model_path, embedded = resolve_model(config.actor.model_config.local_path)
+    check_model(model_path, config)
     train_config = _train_config(config, model_path)
     rollout_config = _rollout_config(config, model_path)
     _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
@@ -126,11 +129,20 @@ def _value(config: MiniRLConfig, key: str) -> Any:
     return node
 
 
+def _check_finite(node: Any, key: str) -> None:
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ConfigError(f"{key}={node}: must be a finite number")
+    if isinstance(node, dict):
+        for name, value in node.items():
+            _check_finite(value, f"{key}.{name}" if key else str(name))
+
+
 def _check_values(config: MiniRLConfig) -> None:
     for key, choices in _CHOICES.items():
         _check_choice(key, _value(config, key), choices)
     for reporter in config.trainer.report_to:
         _check_choice("trainer.report_to", reporter, _REPORTERS)
+    _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
         value = _value(config, key)
         if value is None or value < bound:

@@ -29,8 +29,13 @@ class TaskData:
     scorer: Scorer
 
 
-def load_task_data(plan: RunPlan) -> TaskData:
-    """Read and check everything that the `data` and `reward` sections name."""
+def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
+    """Read and check everything that the `data` and `reward` sections name.
+
+    Args:
+        plan: of the run.
+        reward_log: file for what a reward function prints; None is stderr.
+    """
     config = plan.config
     tokenizer = _load_tokenizer(plan.model_path)
     sets = load_prompts(config.data, tokenizer, config.trainer.seed)
@@ -45,7 +50,7 @@ def load_task_data(plan: RunPlan) -> TaskData:
         texts: list[str] = tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return texts
 
-    scorer = load_scorer(config.reward, config.data, sets.train.columns)
+    scorer = load_scorer(config.reward, config.data, sets.train.columns, reward_log)
     return TaskData(loader, sets.held_out, decode, scorer)
 
 

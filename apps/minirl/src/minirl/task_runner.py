@@ -10,13 +10,14 @@ from pathlib import Path
 from minirl.bounded import bounded
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
-from minirl.interruption import Interrupted, interrupting, uninterrupted
+from minirl.interruption import SIGNAL_BASE, Interrupted, interrupting, uninterrupted
 from minirl.mock_loop import run_mock_loop
 from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
 from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants, is_running
 from minirl.progress import ProgressView
 from minirl.ray_cluster import ray_session
+from minirl.reward_log import reward_log
 from minirl.run_output import RunOutput, create_run_dir
 from minirl.system import RLSystem
 from minirl.task_data import load_task_data
@@ -30,7 +31,6 @@ _logger = logging.getLogger(__name__)
 STOP_S = 12.0
 _GRACE_S = 3.0
 _HIGH_LR = 1e-4
-_SIGNAL_BASE = 128
 
 
 class TaskRunner:
@@ -47,10 +47,12 @@ class TaskRunner:
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
         self._plan = make_plan(self._config)
-        self._data = load_task_data(self._plan)
-        with contextlib.closing(self._data.scorer):
-            run_dir = create_run_dir(self._config.trainer.run_dir)
-            return self._run_in(run_dir)
+        with reward_log() as log:
+            self._data = load_task_data(self._plan, log.path)
+            with contextlib.closing(self._data.scorer):
+                run_dir = create_run_dir(self._config.trainer.run_dir)
+                log.target = run_dir / "logs" / "reward.log"
+                return self._run_in(run_dir)
 
     def _run_in(self, run_dir: Path) -> int:
         become_subreaper()
@@ -70,7 +72,7 @@ class TaskRunner:
                 self._run(output)
             status, code = "ok", 0
         except Interrupted as interruption:
-            status, code = "interrupted", _SIGNAL_BASE + interruption.number
+            status, code = "interrupted", SIGNAL_BASE + interruption.number
             _logger.error("Run interrupted by %s", interruption)  # noqa: TRY400
         except Exception as error:  # noqa: BLE001  (the edge of the process)
             # One line for the person; the trace is in the driver's log file.
@@ -78,8 +80,9 @@ class TaskRunner:
             line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
             _logger.error("Run failed: %s: %s", type(error).__name__, line)  # noqa: TRY400
         finally:
-            end_descendants(_GRACE_S)
-            self._write_summary(output, status)
+            with uninterrupted():
+                end_descendants(_GRACE_S)
+                self._write_summary(output, status)
         _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
         return code
 
