@@ -12,8 +12,11 @@ from rl_core.channel import new_key
 from rl_core.deadlines import CancelToken, Deadline
 from rl_core.errors import MiniRLError
 from rl_core.interfaces import TransferRole
+from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.weight_set import WeightSet
 from rl_core.versions import PolicyVersion
+
+no_time_limits()
 
 SECONDS = 30.0
 

@@ -8,6 +8,7 @@ import torch
 
 from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
+from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_config import ReferenceConfig
 from rl_core.testing.reference_replica import ReferenceReplica
@@ -16,6 +17,8 @@ from rl_core.testing.rollout_case import RolloutUnderTest
 from rl_core.testing.thread_launcher import ThreadLauncher
 from rl_core.testing.weights_directory import save_weights
 from rl_core.versions import PolicyVersion
+
+no_time_limits()
 
 torch.set_num_threads(1)  # tensors here are tiny
 sys.path.append(str(Path(__file__).parent))  # classes that launched processes import

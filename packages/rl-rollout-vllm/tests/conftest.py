@@ -11,6 +11,7 @@ import torch
 from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
+from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
 from rl_core.testing.weight_set import WeightSet, leases
 from rl_core.trajectory import GenerateRequest
@@ -18,6 +19,8 @@ from rl_core.versions import PolicyVersion
 from rl_rollout_vllm.adapter import VllmAdapter
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
+
+no_time_limits()
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these engines share the cores
 KINDS = ("dense", "tied", "moe")

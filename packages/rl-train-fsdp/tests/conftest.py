@@ -14,7 +14,10 @@ import pytest
 import torch
 import transformers
 
+from rl_core.testing.property_tests import no_time_limits
 from rl_core.trajectory import TrainSample
+
+no_time_limits()
 
 TINY = {
     "hidden_size": 32,
