@@ -3,6 +3,7 @@
 Loaded by entry point (`pytest11`) wherever rl-core is installed; it changes no test.
 """
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rl_core.testing.contract import SKIP_PREFIX, Contract
 
 _PROPERTY = "contract"
+_GROUP = "xdist_group"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,9 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         cls = getattr(item, "cls", None)
         if cls is not None and issubclass(cls, Contract):
             item.user_properties.append((_PROPERTY, cls.__name__))
-        if item.get_closest_marker("xdist_group") is None:
+        if item.get_closest_marker(_GROUP) is None:
             name = f"{item.path.parent.parent.name}:{item.path.stem}"
             item.add_marker(pytest.mark.xdist_group(name))
+        group = item.get_closest_marker(_GROUP)
+        item.user_properties.append((_GROUP, group.args[0] if group and group.args else ""))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Take off what pytest-xdist added: `--last-failed` knows a test by its own name."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # there the names have to stay as they were handed out
+    group = dict(report.user_properties).get(_GROUP)
+    report.nodeid = report.nodeid.removesuffix(f"@{group}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
