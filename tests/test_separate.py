@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from witnesses import SERVED
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
@@ -31,6 +32,6 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
 
 def test_actors_and_replicas_on_different_nodes(witnessed_runs):
     run = witnessed_runs["hccl"]
-    nodes = json.loads((run.run_dir / "served.json").read_text())["nodes"]
+    nodes = json.loads((run.run_dir / SERVED).read_text())["nodes"]
     assert len(set(nodes["actor"])) == 1
     assert not set(nodes["actor"]) & set(nodes["rollout"])

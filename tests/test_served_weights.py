@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from witnesses import SERVED, TOLERANCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
@@ -38,7 +39,7 @@ def testimonies(witnessed_runs):
 def check_same(mine, theirs, witness):
     for (my_tokens, my_log_probs), (tokens, log_probs) in zip(mine, theirs, strict=True):
         assert my_tokens == tokens, witness
-        assert my_log_probs == pytest.approx(log_probs, abs=1e-4), witness
+        assert my_log_probs == pytest.approx(log_probs, abs=TOLERANCE), witness
 
 
 def test_two_ranks_sample_and_train_alike(witnessed_runs):
@@ -55,7 +56,7 @@ def told(request, witnessed_runs):
     """Name of a run, and what its engine answered."""
     run = witnessed_runs[request.param]
     assert run.code == 0, run.log
-    return request.param, json.loads((run.run_dir / "served.json").read_text())
+    return request.param, json.loads((run.run_dir / SERVED).read_text())
 
 
 def test_three_witnesses_agree(told, testimonies):

@@ -131,7 +131,7 @@ def check_alone(item: Distribution, directory: Path, dist: Path, siblings: set[s
 
 
 def check_together(items: list[Distribution], directory: Path, dist: Path) -> None:
-    """All of them in one environment, which then runs the application's `version`."""
+    """All of them in one environment, in which the application imports."""
     environment = Environment(directory, dist)
     environment.install(*(item.requirement for item in items))
     missing = {item.name for item in items} - environment.installed()

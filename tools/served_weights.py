@@ -15,16 +15,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from whole_runs import THREE_STEPS, VERIFIED
+from witnesses import SERVED, TOLERANCE
+
 from minirl.tiny_model import build_tiny_model
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-TOLERANCE = 1e-4
-SHORT = (
-    "trainer.total_training_steps=3",
-    "data.eval_size=0",
-    "rollout.max_completion_length=16",
-    "checkpoint_engine.debug.verify_light_transfer=true",
-)
 
 
 def compare(directory: Path, kind: str, tp_size: int, extra: list[str]) -> bool:
@@ -37,13 +35,13 @@ def compare(directory: Path, kind: str, tp_size: int, extra: list[str]) -> bool:
         f"checkpoint_engine.root_dir={directory / 'exchange'}",
         f"trainer.run_dir={run_dir}",
     ]
-    run = _python("witnessed_run.py", *SHORT, *arguments, *extra)
+    run = _python("witnessed_run.py", *THREE_STEPS, VERIFIED, *arguments, *extra)
     saved = str(run_dir / "checkpoints" / "final")
     asked = _python("witnesses.py", saved) if run.returncode == 0 else run
     if asked.returncode != 0:
         sys.stdout.write(f"{kind:6} tp={tp_size}  failed: {asked.stderr.splitlines()[-1]}\n")
         return False
-    served = json.loads((run_dir / "served.json").read_text())["served"]
+    served = json.loads((run_dir / SERVED).read_text())["served"]
     testimonies = json.loads(asked.stdout.splitlines()[-1])[saved]
     agreed = [_report(kind, tp_size, name, served, one) for name, one in testimonies.items()]
     return all(agreed)

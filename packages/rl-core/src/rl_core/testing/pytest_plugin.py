@@ -5,6 +5,7 @@ Loaded by entry point (`pytest11`) wherever rl-core is installed; it changes no 
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -47,14 +48,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for each contract with its counts, and one for each reason to skip."""
     passed, skipped = counts(terminalreporter.stats)
-    names = sorted(passed.keys() | {name for name, _ in skipped})
+    failed = _by_class(
+        [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    )
+    names = sorted(passed.keys() | failed.keys() | {name for name, _ in skipped})
     if not names:
         return
     terminalreporter.section("contracts")
     for name in names:
         reasons = {reason: number for (of, reason), number in skipped.items() if of == name}
         total = sum(reasons.values())
-        terminalreporter.write_line(f"{passed[name]:4d} passed, {total:2d} skipped  {name}")
+        bad = f", {failed[name]} failed" if failed[name] else ""
+        terminalreporter.write_line(f"{passed[name]:4d} passed{bad}, {total:2d} skipped  {name}")
         for reason, number in sorted(reasons.items()):
             terminalreporter.write_line(f"{number:17d} skipped  {reason}")
 
@@ -63,12 +68,8 @@ def counts(
     stats: dict[str, list[pytest.TestReport]],
 ) -> tuple[Counter[str], Counter[tuple[str, str]]]:
     """Passed contract tests by class, and skipped ones by (class, reason)."""
-    passed: Counter[str] = Counter()
+    passed = _by_class(report for report in stats.get("passed", []) if report.when == "call")
     skipped: Counter[tuple[str, str]] = Counter()
-    for report in stats.get("passed", []):
-        name = dict(report.user_properties).get(_PROPERTY)
-        if report.when == "call" and isinstance(name, str):
-            passed[name] += 1
     for report in stats.get("skipped", []):
         name = dict(report.user_properties).get(_PROPERTY)
         text = str(report.longrepr[2]) if isinstance(report.longrepr, (tuple, list)) else ""
@@ -76,3 +77,8 @@ def counts(
         if prefix and isinstance(name, str):
             skipped[name, reason] += 1
     return passed, skipped
+
+
+def _by_class(reports: Iterable[pytest.TestReport]) -> Counter[str]:
+    names = (dict(getattr(report, "user_properties", ())).get(_PROPERTY) for report in reports)
+    return Counter(name for name in names if isinstance(name, str))
