@@ -44,6 +44,18 @@ def test_no_rank_has_more_than_the_longest_sample_too_many(batch):
         assert max(loads) - min(loads) <= max(lengths[start : start + mini_batch]) * share
 
 
+@given(batches(), st.integers(1, 9))
+def test_groups_are_split_only_where_no_rank_has_room(batch, size):
+    lengths, ranks, mini_batch = batch
+    groups = [position // size for position in range(len(lengths))]
+    dealt = deal(lengths, ranks, mini_batch, groups)
+    assert sorted(position for part in dealt for position in part) == list(range(len(lengths)))
+    assert {len(part) for part in dealt} == {len(lengths) // ranks}
+    if (mini_batch // ranks) % size == 0:
+        homes = {(groups[p], rank) for rank, part in enumerate(dealt) for p in part}
+        assert len(homes) == len(set(groups))
+
+
 @given(batches())
 def test_gather_undoes_deal(batch):
     lengths, ranks, mini_batch = batch

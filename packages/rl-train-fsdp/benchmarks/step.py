@@ -65,17 +65,18 @@ CASES = {
 }
 
 
-def make_samples(case: Case, count: int, seed: int) -> list[TrainSample]:
-    """Random tokens of the case's lengths."""
+def make_samples(case: Case, count: int, group: int, seed: int) -> list[TrainSample]:
+    """Random tokens of the case's lengths; `group` samples have a prompt in common."""
     rnd = random.Random(seed)
 
     def tokens(length: int) -> list[int]:
         return [rnd.randrange(case.model.vocab_size) for _ in range(length)]
 
     size = case.response
+    prompts = [tokens(case.prompt) for _ in range(-(-count // group))]
     return [
-        TrainSample(tokens(case.prompt), tokens(size), [1] * size, [rnd.uniform(-1, 1)] * size)
-        for _ in range(count)
+        TrainSample(prompts[number // group], tokens(size), [1] * size, [rnd.uniform(-1, 1)] * size)
+        for number in range(count)
     ]
 
 
@@ -84,11 +85,12 @@ def run_rank(place: RankPlace, options: argparse.Namespace, path: str) -> None:
     sections = {
         "model": {"local_path": path},
         "engine": {"fsdp_size": place.world_size, "dtype": options.dtype},
-        "loss": {"ppo_mini_batch_size": max(1, options.samples // 2)},
+        "loss": {"ppo_mini_batch_size": max(1, options.samples // options.mini_batches)},
     }
     engine = FsdpTrainEngine(build_config(FsdpConfig, sections, "actor"), place)
     engine.initialize()
-    samples = make_samples(CASES[options.case], options.samples // place.world_size, place.rank)
+    count = options.samples // place.world_size
+    samples = make_samples(CASES[options.case], count, options.group, place.rank)
     for _ in range(options.steps):
         marks = [time.perf_counter()]
         scores = engine.compute_log_prob(samples)
@@ -116,6 +118,8 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--samples", type=int, default=256, help="of all ranks, per step")
+    parser.add_argument("--group", type=int, default=1, help="samples of one prompt")
+    parser.add_argument("--mini-batches", type=int, default=2, help="optimizer steps of an update")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()

@@ -104,6 +104,64 @@ def test_the_gradient_depends_on_neither_ranks_nor_batches(
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+def in_groups(samples, sizes):
+    """The samples with a common prompt in each group of the given sizes."""
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    return [
+        msgspec.structs.replace(sample, prompt_ids=[7 + group, 3, 5, 2, 11][: 5 - group])
+        for sample, group in zip(samples, groups, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_prompts_change_neither_log_probs_nor_gradients(
+    kind, ranks, models, settings, make_samples
+):
+    """Groups of unequal size, padding, masked ends; one group lies on both ranks."""
+    samples = in_groups(make_samples(11, old=True, ref=True), [5, 1, 3, 2])
+    variants = [
+        (1, {"share_prefixes": False}),
+        (1, {}),
+        (1, {"ppo_max_token_len_per_gpu": 24}),
+        (2, {}),
+        (2, {"gradient_checkpointing": True, "reshard_after_forward": True}),
+    ]
+    outcomes = []
+    for world, engine in variants:
+        config = settings(models(kind), world, engine=engine, loss={"kl_coef": 0.1})
+        config["optimizer"] = {"lr": 0.0, "max_grad_norm": 1e9}
+        shares = split(samples, world)
+        results = ranks.run(
+            world,
+            config,
+            lambda rank, shares=shares: [
+                ("initialize",),
+                ("compute_log_prob", shares[rank]),
+                ("update_policy", shares[rank]),
+                ("gradients",),
+            ],
+        )
+        scores = [score for result in results for score in result[1]]
+        outcomes.append((scores, *results[0][2:]))
+    scores, metrics, gradients = outcomes[0]
+    assert metrics["grad_norm"] > 0.01
+    for other_scores, other_metrics, other in outcomes[1:]:
+        for mine, theirs in zip(scores, other_scores, strict=True):
+            assert theirs.log_probs == pytest.approx(mine.log_probs, abs=1e-5)
+            assert theirs.entropy == pytest.approx(mine.entropy, abs=1e-5)
+        assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("llama", True), ("gemma2", False)])
+def test_prompts_are_shared_only_under_full_attention(kind, shared, ranks, models, settings):
+    (result,) = ranks.run(1, settings(models(kind)), [("initialize",), ("lines",)])
+    line = next(line for line in reversed(result[1]) if line.startswith("Prompts are"))
+    assert line.startswith("Prompts are shared") is shared
+    assert shared or "sliding_attention" in line
+
+
 def test_the_gradient_is_that_of_autograd_on_the_full_model(ranks, models, settings, make_samples):
     """Plain REINFORCE of one on-policy step: d/dw of -sum_t A_t log p_t / T."""
     path, samples = models("dense"), make_samples(5)

@@ -80,6 +80,11 @@ class EngineConfig:
     """Upper bound of tokens, padding included, in one forward pass of one rank. A single longer
     sequence is run alone."""
 
+    share_prefixes: bool = True
+    """Compute a prompt once for all samples of a micro-batch that begin with it, where that is
+    less work and the model's attention allows it (a log line says if not). Log-probabilities
+    and gradients are those of the samples apart, up to rounding."""
+
     reshard_after_forward: bool | None = None
     """Free the gathered parameters after each layer's forward and reduce the gradients of each
     micro-batch at once: least memory, most communication. False keeps full parameters and

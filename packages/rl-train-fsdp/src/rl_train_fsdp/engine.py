@@ -14,9 +14,11 @@ from rl_train_fsdp.conversions import Conversions
 from rl_train_fsdp.devices import select_device, set_threads
 from rl_train_fsdp.full_tensors import FullTensors
 from rl_train_fsdp.memory import MemoryUse, parameter_count_line
+from rl_train_fsdp.micro_batches import Batching
 from rl_train_fsdp.offload import Offload
 from rl_train_fsdp.optimizer import ShardedAdamW
 from rl_train_fsdp.policy import Policy
+from rl_train_fsdp.prefix_sharing import sharing_width
 from rl_train_fsdp.pretrained import PretrainedWriter
 from rl_train_fsdp.process_group import ProcessGroup, collective
 from rl_train_fsdp.reference import Reference
@@ -72,10 +74,9 @@ class FsdpTrainEngine(TrainEngine):
         TrainError for a sample that the model cannot take.
         """
         parts = self._ready()
-        limit = self._config.engine.ppo_max_token_len_per_gpu
         check_sequences(samples, parts.vocab_size)
         with collective("compute_log_prob"):
-            return score(parts.policy, parts.group, samples, limit, parts.device)
+            return score(parts.policy, parts.group, samples, parts.batching, parts.device)
 
     def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probabilities under the policy as it was loaded. Collective.
@@ -211,6 +212,7 @@ class _Parts:
         self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
         self.reference = Reference(self.policy) if config.loss.kl_coef > 0 else None
         self.policy.check_head(self.device)
+        self.batching = self._batching(config)
         reshard(self.policy)
         wire = config.engine.wire_dtype
         self.full_tensors = FullTensors(model, conversions, self.directory, wire)
@@ -221,8 +223,17 @@ class _Parts:
             self.group,
             config,
             self.device,
+            self.batching,
             accumulate=not self._reshard(config),
         )
+
+    def _batching(self, config: FsdpConfig) -> Batching:
+        """Collective."""
+        width = None
+        if config.engine.share_prefixes:
+            width, line = sharing_width(self.policy, self.device)
+            self._say(line)
+        return Batching(config.engine.ppo_max_token_len_per_gpu, width)
 
     def _reshard(self, config: FsdpConfig) -> bool:
         chosen = config.engine.reshard_after_forward

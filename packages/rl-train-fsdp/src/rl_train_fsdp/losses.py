@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rl_train_fsdp.micro_batches import response_offsets
+from rl_train_fsdp.rows import response_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

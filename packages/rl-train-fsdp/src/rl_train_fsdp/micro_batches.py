@@ -1,12 +1,15 @@
-"""Forward passes of bounded size: which samples go together, and their padded tensors."""
+"""Forward passes of bounded size: which rows go together, and their padded tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from rl_train_fsdp.rows import Row, plan_rows, response_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,16 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B samples padded on the right to L tokens, and the N response tokens asked about.
+    """B rows padded on the right to L tokens, and the N response tokens asked about.
 
     Attributes:
-        indices: which samples, in row order; empty for a batch that only keeps ranks in step.
-        counts: for each row, how many of the N tokens are its own.
+        indices: which samples, in the order of their tokens; empty for a batch that only keeps
+            ranks in step.
+        counts: for each sample, how many of the N tokens are its own.
         input_ids: (B, L) int64; padding is 0.
         positions: (N,) int64 index into the B * L hidden states: of the state that predicts the
-            token, which is the one before it.
+            token, which is the one before it in its sample.
         targets: (N,) int64 token ids.
         temperature: (N,) float32.
+        position_ids: (B, L) int64 position of each token in its sample; None where they count up
+            along the row, because no row holds more than one sample.
+        mask: (B, 1, L, L) bool, true where a token (third dimension) sees another (fourth); None
+            where causal order says it all.
     """
 
     indices: tuple[int, ...]
@@ -34,36 +42,30 @@ class MicroBatch:
     positions: Tensor
     targets: Tensor
     temperature: Tensor
+    position_ids: Tensor | None = None
+    mask: Tensor | None = None
 
     @classmethod
     def pack(
-        cls, samples: Sequence[TrainSample], indices: Sequence[int], *, loss_only: bool
+        cls, samples: Sequence[TrainSample], rows: Sequence[Row], *, loss_only: bool
     ) -> MicroBatch:
-        """Pad the samples at `indices`; ask about all response tokens or those of the loss."""
-        length = max(samples[index].num_tokens for index in indices)
-        rows: list[list[int]] = []
-        positions: list[int] = []
-        targets: list[int] = []
-        temperature: list[float] = []
-        counts: list[int] = []
-        for row, index in enumerate(indices):
-            sample = samples[index]
-            tokens = sample.prompt_ids + sample.response_ids
-            rows.append(tokens + [0] * (length - len(tokens)))
-            before = row * length + len(sample.prompt_ids) - 1
-            chosen = response_offsets(sample, loss_only=loss_only)
-            positions.extend(before + offset for offset in chosen)
-            targets.extend(sample.response_ids[offset] for offset in chosen)
-            temperature.extend([sample.temperature] * len(chosen))
-            counts.append(len(chosen))
-        return cls(
-            tuple(indices),
-            tuple(counts),
-            torch.tensor(rows),
-            torch.tensor(positions, dtype=torch.int64),
-            torch.tensor(targets, dtype=torch.int64),
-            torch.tensor(temperature, dtype=torch.float32),
+        """Pad the rows; ask about all response tokens of their samples or those of the loss."""
+        length = max(row.num_tokens for row in rows)
+        packing = _Packing()
+        for number, row in enumerate(rows):
+            packing.add(samples, row, number * length, loss_only=loss_only)
+        batch = cls(
+            tuple(index for row in rows for index in row.samples),
+            tuple(packing.counts),
+            _padded(packing.ids, length, 0),
+            torch.tensor(packing.positions, dtype=torch.int64),
+            torch.tensor(packing.targets, dtype=torch.int64),
+            torch.tensor(packing.temperature, dtype=torch.float32),
         )
+        if all(len(row.samples) == 1 for row in rows):
+            return batch
+        places, segments = _padded(packing.places, length, 0), _padded(packing.segments, length, -1)
+        return dataclasses.replace(batch, position_ids=places, mask=_visible(segments))
 
     @classmethod
     def empty(cls) -> MicroBatch:
@@ -80,14 +82,76 @@ class MicroBatch:
             self.positions.to(device),
             self.targets.to(device),
             self.temperature.to(device),
+            None if self.position_ids is None else self.position_ids.to(device),
+            None if self.mask is None else self.mask.to(device),
         )
 
 
-def response_offsets(sample: TrainSample, *, loss_only: bool) -> list[int]:
-    """Offsets within the response: all of them, or those with loss mask 1."""
-    if loss_only:
-        return [offset for offset, mask in enumerate(sample.loss_mask) if mask]
-    return list(range(len(sample.response_ids)))
+class _Packing:
+    """The columns of a micro-batch while rows are added."""
+
+    def __init__(self) -> None:
+        self.ids: list[list[int]] = []
+        self.places: list[list[int]] = []
+        self.segments: list[list[int]] = []
+        self.counts: list[int] = []
+        self.positions: list[int] = []
+        self.targets: list[int] = []
+        self.temperature: list[float] = []
+
+    def add(self, samples: Sequence[TrainSample], row: Row, start: int, *, loss_only: bool) -> None:
+        """Append `row`, whose first token is number `start` of the flattened batch."""
+        width = len(row.prompt)
+        ids, places, segments = list(row.prompt), list(range(width)), [0] * width
+        for segment, (index, count) in enumerate(zip(row.samples, row.lengths, strict=True), 1):
+            self._ask(samples[index], start + width - 1, start + len(ids), loss_only=loss_only)
+            ids += samples[index].response_ids[:count]
+            places += range(width, width + count)
+            segments += [segment] * count
+        self.ids.append(ids)
+        self.places.append(places)
+        self.segments.append(segments)
+
+    def _ask(self, sample: TrainSample, prompt_end: int, first: int, *, loss_only: bool) -> None:
+        """Ask about a response behind the token `prompt_end`, whose tokens begin at `first`."""
+        chosen = response_offsets(sample, loss_only=loss_only)
+        self.positions += [first + offset - 1 if offset else prompt_end for offset in chosen]
+        self.targets += [sample.response_ids[offset] for offset in chosen]
+        self.temperature += [sample.temperature] * len(chosen)
+        self.counts.append(len(chosen))
+
+
+def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
+
+
+def _visible(segments: Tensor) -> Tensor:
+    """(B, 1, L, L): each token sees what is before it in its own segment and in the prompt (0).
+
+    Padding sees itself, since a softmax over nothing is not a number.
+    """
+    own = segments[:, :, None] == segments[:, None, :]
+    prompt = (segments == 0)[:, None, :]
+    return ((own | prompt).tril())[:, None]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What goes into one forward pass of one rank.
+
+    Attributes:
+        max_tokens: upper bound of tokens, padding included; a single longer row is run alone.
+        width: hidden size of a model whose prompts may be shared, or None to share nothing.
+    """
+
+    max_tokens: int
+    width: int | None = None
+
+    def plan(self, samples: Sequence[TrainSample], *, loss_only: bool) -> list[list[Row]]:
+        """Every sample in one row of one micro-batch."""
+        rows = plan_rows(samples, loss_only=loss_only, max_tokens=self.max_tokens, width=self.width)
+        batches = plan_micro_batches([row.num_tokens for row in rows], self.max_tokens)
+        return [[rows[index] for index in batch] for batch in batches]
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -34,16 +34,16 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
     def forward(self, batch: MicroBatch, *, full: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies, each (N,) float32, of the batch's N response tokens.
 
-        Padding is on the right, so that the causal mask alone keeps it out of sight.
+        Padding is on the right, so that causal order alone keeps it out of sight.
 
         Args:
             batch: what to score, on the device of the model.
             full: let the model compute all its logits instead (for comparison only).
         """
         if full:
-            logits = self.model(input_ids=batch.input_ids, use_cache=False).logits
+            logits = self.model(**_inputs(batch)).logits
             return _from_logits(logits.flatten(0, 1)[batch.positions], batch)
-        hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False)[0]
+        hidden = self.model.base_model(**_inputs(batch))[0]
         hidden = hidden.flatten(0, 1).index_select(0, batch.positions)
         matrix: Any = self.model.get_output_embeddings()
         bias = getattr(matrix, "bias", None)
@@ -61,13 +61,28 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
         batch = MicroBatch((0,), (7,), ids[None], positions, ids[1:], torch.ones(7)).to(device)
         with torch.no_grad():
             ours, reference = self(batch)[0], self(batch, full=True)[0]
-        tolerance = _TOLERANCE[self.model.get_output_embeddings().weight.dtype]
-        if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance):
+        if not self.close(ours, reference):
             msg = (
                 f"{type(self.model).__name__} computes its logits in a way that is not supported: "
                 f"log-probabilities differ by {float((ours - reference).abs().max()):.3g}"
             )
             raise ConfigError(msg)
+
+    def close(self, some: Tensor, others: Tensor) -> bool:
+        """Do two ways of computing log-probabilities agree within the dtype of the forward?
+
+        Right after a forward pass, while the head matrix is still there in that dtype.
+        """
+        tolerance = _TOLERANCE[self.model.get_output_embeddings().weight.dtype]
+        return bool(torch.allclose(some, others, rtol=tolerance, atol=tolerance))
+
+
+def _inputs(batch: MicroBatch) -> dict[str, Any]:
+    """Arguments of the model's forward."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.mask is not None:
+        inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
+    return inputs
 
 
 def _from_logits(logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_core.trajectory import LogProbs
-from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
+from rl_train_fsdp.micro_batches import MicroBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
+    from rl_train_fsdp.micro_batches import Batching
     from rl_train_fsdp.policy import Policy
     from rl_train_fsdp.process_group import ProcessGroup
+    from rl_train_fsdp.rows import Row
 
 
-def padded_plan(plan: list[list[int]], group: ProcessGroup) -> list[list[int]]:
+def padded_plan(plan: list[list[Row]], group: ProcessGroup) -> list[list[Row]]:
     """`plan` with empty batches up to the longest plan of any rank. Collective.
 
     Every forward pass gathers parameters from all ranks, so all must run equally many.
@@ -30,16 +32,16 @@ def score(
     policy: Policy,
     group: ProcessGroup,
     samples: Sequence[TrainSample],
-    max_tokens: int,
+    batching: Batching,
     device: torch.device,
 ) -> list[LogProbs]:
     """Log-probabilities and entropies of each sample's response tokens. Collective."""
-    plan = plan_micro_batches([sample.num_tokens for sample in samples], max_tokens)
+    plan = batching.plan(samples, loss_only=False)
     scores = [LogProbs([], []) for _ in samples]
-    for indices in padded_plan(plan, group):
+    for rows in padded_plan(plan, group):
         batch = MicroBatch.empty()
-        if indices:
-            batch = MicroBatch.pack(samples, indices, loss_only=False)
+        if rows:
+            batch = MicroBatch.pack(samples, rows, loss_only=False)
         with torch.no_grad():
             log_probs, entropy = policy(batch.to(device))
         columns = zip(

@@ -11,7 +11,7 @@ import torch
 
 from rl_core.errors import NonFiniteError
 from rl_train_fsdp.losses import METRICS, LossInputs, policy_loss
-from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
+from rl_train_fsdp.micro_batches import MicroBatch
 from rl_train_fsdp.mini_batches import (
     loss_sizes,
     optimizer_steps,
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from rl_core.trajectory import TrainSample
     from rl_train_fsdp.config import FsdpConfig
+    from rl_train_fsdp.micro_batches import Batching
     from rl_train_fsdp.optimizer import ShardedAdamW
     from rl_train_fsdp.policy import Policy
     from rl_train_fsdp.process_group import ProcessGroup
+    from rl_train_fsdp.rows import Row
 
 
 @dataclass
@@ -49,6 +51,7 @@ class PolicyUpdate:
         group: the actor ranks.
         config: of the engine.
         device: this rank's.
+        batching: what goes into one forward pass.
         accumulate: keep full gradients over the micro-batches of a step and reduce them once,
             instead of reducing after each.
         iteration: updates done so far: the step of the learning-rate schedule.
@@ -59,6 +62,7 @@ class PolicyUpdate:
     group: ProcessGroup
     config: FsdpConfig
     device: torch.device
+    batching: Batching
     accumulate: bool
     iteration: int = 0
 
@@ -92,8 +96,7 @@ class PolicyUpdate:
         missing = bool(self.group.max(torch.tensor([int(missing)]))[0])
         if on_policy or not missing:
             return samples
-        limit = self.config.engine.ppo_max_token_len_per_gpu
-        scores = score(self.policy, self.group, samples, limit, self.device)
+        scores = score(self.policy, self.group, samples, self.batching, self.device)
         return [
             msgspec.structs.replace(sample, old_log_probs=scored.log_probs)
             for sample, scored in zip(samples, scores, strict=True)
@@ -110,13 +113,11 @@ class PolicyUpdate:
         if sizes[0] == 0:
             return
         self.optimizer.zero_grad()
-        limit = self.config.engine.ppo_max_token_len_per_gpu
         samples = [sample for sample in samples if any(sample.loss_mask)]
-        plan = plan_micro_batches([sample.num_tokens for sample in samples], limit)
-        plan = padded_plan(plan, self.group)
-        for number, indices in enumerate(plan):
+        plan = padded_plan(self.batching.plan(samples, loss_only=True), self.group)
+        for number, rows in enumerate(plan):
             self._synchronise(last=number == len(plan) - 1)
-            progress.sums += self._accumulate(samples, indices, sizes)
+            progress.sums += self._accumulate(samples, rows, sizes)
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             msg = (
@@ -134,12 +135,13 @@ class PolicyUpdate:
             self.policy.set_reshard_after_backward(last)
 
     def _accumulate(
-        self, samples: Sequence[TrainSample], indices: Sequence[int], sizes: torch.Tensor
+        self, samples: Sequence[TrainSample], rows: Sequence[Row], sizes: torch.Tensor
     ) -> torch.Tensor:
         """Add one micro-batch's gradient; its metric sums, on the host."""
-        batch, chosen = MicroBatch.empty(), [samples[index] for index in indices]
-        if indices:
-            batch = MicroBatch.pack(samples, indices, loss_only=True)
+        batch = MicroBatch.empty()
+        if rows:
+            batch = MicroBatch.pack(samples, rows, loss_only=True)
+        chosen = [samples[index] for index in batch.indices]
         mode = self.config.loss.loss_agg_mode
         weights = [token_weight(mode, count, sizes) for count in batch.counts]
         log_probs, entropy = self.policy(batch.to(self.device))
