@@ -65,6 +65,8 @@ class EngineConfig:
     gradient_checkpointing: bool = False
     ppo_max_token_len_per_gpu: int = 16384
     """Tokens, padding included, of one micro-batch."""
+    share_prefixes: bool = True
+    """Compute a group's prompt once in training, where the model's attention allows it."""
 
 
 @dataclass
