@@ -40,6 +40,9 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["actor.model_config.local_path=/no/such/model"], ["/no/such/model", "config.json"]),
         (["cluster.device=npu"], ["cluster.device=npu"]),
         (["cluster.rollout.n_gpus_per_node=3"], ["n_gpus_per_node=3"]),
+        (["rollout.min_replicas=1"], ["min_replicas=1", "separate"]),
+        (["config=separate", "rollout.min_replicas=0"], ["min_replicas=0", "at least 1"]),
+        (["config=separate", "rollout.min_replicas=2"], ["min_replicas=2", "at most 1"]),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(overrides, parts):

@@ -14,8 +14,12 @@ import psutil
 import pytest
 
 from rl_core.deadlines import Deadline
-from rl_core.errors import LifecycleError, TransferError
+from rl_core.errors import LifecycleError, MiniRLError, TransferError
+from rl_core.interfaces import Placement
+from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.weight_set import leases
+from rl_rollout_vllm.config import VllmConfig
+from rl_rollout_vllm.replica import VllmReplica
 
 pytestmark = pytest.mark.engine
 
@@ -109,3 +113,25 @@ def test_an_orderly_end_leaves_nothing(engines):
     with pytest.raises(LifecycleError):
         _ = started.replica.address
     engines.end("dense")
+
+
+def test_a_shutdown_ends_a_start_under_way(model_dirs, tmp_path):
+    """Also when the engine's own processes have just come up."""
+    config = VllmConfig(
+        local_path=str(model_dirs["dense"][0]), dtype="float32", kv_cache_memory_gb=0.0625
+    )
+    replica = VllmReplica(config, ProcessLauncher(tmp_path), Placement())
+    replica.warm_up()
+    server = psutil.Process(replica._process.pid)
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(replica.start, Deadline.after(60))
+        while not server.children() and not start.done():
+            time.sleep(0.01)
+        processes = [server, *server.children(recursive=True)]
+        assert not start.done()
+        replica.shutdown(10)
+        assert isinstance(start.exception(20), MiniRLError)
+    _, alive = psutil.wait_procs(processes, GONE_S)
+    assert not [process for process in alive if not _zombie(process)]
+    with pytest.raises(LifecycleError):
+        _ = replica.server

@@ -1,5 +1,7 @@
 """The separate sync: a checkpoint engine carries the weights from actor to rollout ranks."""
 
+from collections.abc import Sequence
+
 from minirl.rollout_manager import RolloutManager
 from minirl.weight_sync import Clock, SyncSettings, WeightSync
 from minirl.worker_calls import wait_all
@@ -31,28 +33,47 @@ class CheckpointEngineManager(WeightSync):
         super().__init__(rollout, versions, settings)
         self._actors = actors
         self._receivers = receivers
+        self._introduced: set[int] = set()
         entry: CheckpointBackend = plugins.load_backend(
             plugins.CHECKPOINT_ENGINES, settings.checkpoint_engine
         )
         self._engine_cls: type[CheckpointEngine] = plugins.load_object(entry.engine)
 
+    def introduce(self, timeout_s: float) -> None:
+        """Let the receivers know their engine ranks, on replicas that came up since last time."""
+        tp_size = self.rollout.tp_size
+        ranks = [
+            rank
+            for replica in self.rollout.up()
+            for rank in range(replica * tp_size, (replica + 1) * tp_size)
+            if rank not in self._introduced
+        ]
+        arguments = self.rollout.adapter_arguments
+        self._receivers.call_each("init_rollout", arguments, ranks, timeout_s=timeout_s)
+        self._introduced.update(ranks)
+
     def release(self) -> None:
         """Nothing: the engines have devices of their own."""
 
     def transfer(self, version: PolicyVersion, index: int, clock: Clock) -> list[LoadReport]:
-        """Prepare, connect, then send and receive at the same time; finalize in any case."""
+        """Prepare, connect, then send and receive at the same time; finalize in any case.
+
+        Of the receivers only those take part whose replicas do: `RolloutManager.receiving`.
+        """
         del index
+        ranks = self.rollout.receiving
         success = False
         try:
             with clock.phase("prepare"):
+                self.introduce(self.settings.timeout_s)
                 manifest = self._manifest(version)
-                self._connect()
+                self._connect(ranks)
             with clock.phase("transfer"):
-                reports = self._move(manifest)
+                reports = self._move(manifest, ranks)
             success = True
         finally:
             with clock.phase("finalize"):
-                self._finalize(success=success)
+                self._finalize(ranks, success=success)
         return reports
 
     def update_weights(self, version: PolicyVersion, phase: str) -> None:
@@ -65,32 +86,34 @@ class CheckpointEngineManager(WeightSync):
         )
         return manifest
 
-    def _connect(self) -> None:
+    def _connect(self, ranks: Sequence[int]) -> None:
         timeout_s = self.settings.timeout_s
         calls = self._actors.submit_each("prepare_transfer", lambda _: ())
-        calls += self._receivers.submit_each("prepare_transfer", lambda _: ())
+        calls += self._receivers.submit_each("prepare_transfer", lambda _: (), ranks)
         endpoints = wait_all("prepare_transfer", calls, timeout_s)
         count = self._actors.world_size
         places = self._engine_cls.build_topology(endpoints[:count], endpoints[count:])
+        receivers = dict(zip(ranks, places["receiver"], strict=True))
         calls = self._actors.submit_each(
             "connect_transfer", lambda rank: (places["sender"][rank], timeout_s)
         )
         calls += self._receivers.submit_each(
-            "connect_transfer", lambda rank: (places["receiver"][rank], timeout_s)
+            "connect_transfer", lambda rank: (receivers[rank], timeout_s), ranks
         )
         wait_all("connect_transfer", calls, timeout_s + _ANSWER_S)
 
-    def _move(self, manifest: Manifest) -> list[LoadReport]:
+    def _move(self, manifest: Manifest, ranks: Sequence[int]) -> list[LoadReport]:
         timeout_s = self.settings.timeout_s
-        calls = self._receivers.submit_each("receive_weights", lambda _: (manifest, timeout_s))
-        calls += self._actors.submit_each("send_weights", lambda _: (manifest, timeout_s))
+        arguments = (manifest, timeout_s)
+        calls = self._receivers.submit_each("receive_weights", lambda _: arguments, ranks)
+        calls += self._actors.submit_each("send_weights", lambda _: arguments)
         answers = wait_all("weight transfer", calls, timeout_s + _ANSWER_S)
-        loaded: list[LoadReport | None] = answers[: self._receivers.world_size]
+        loaded: list[LoadReport | None] = answers[: len(ranks)]
         return [report for report in loaded if report is not None]
 
-    def _finalize(self, *, success: bool) -> None:
+    def _finalize(self, ranks: Sequence[int], *, success: bool) -> None:
         calls = self._actors.submit_each("finalize_transfer", lambda _: (success,))
-        calls += self._receivers.submit_each("finalize_transfer", lambda _: (success,))
+        calls += self._receivers.submit_each("finalize_transfer", lambda _: (success,), ranks)
         try:
             wait_all("finalize_transfer", calls, _FINALIZE_S)
         except (MiniRLError, TimeoutError):

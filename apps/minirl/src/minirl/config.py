@@ -111,6 +111,8 @@ class RolloutConfig:
     engine_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to the engine as they are."""
     start_timeout_s: float = 600.0
+    min_replicas: int | None = None
+    """Separate mode: begin as soon as so many replicas answer; null waits for all."""
 
 
 @dataclass

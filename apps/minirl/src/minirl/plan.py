@@ -98,6 +98,7 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     device = detect_device(config.cluster.device)
     actor_world = _world(config.cluster.actor.n_gpus_per_node, config.cluster.actor.nnodes)
     rollout_world = _rollout_world(config, device, actor_world)
+    _check_replicas(config, rollout_world)
     _check_batches(config, actor_world)
     model_path, embedded = resolve_model(config.actor.model_config.local_path)
     check_model(model_path, config)
@@ -196,6 +197,22 @@ def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
         )
         raise ConfigError(msg)
     return world
+
+
+def _check_replicas(config: MiniRLConfig, rollout_world: int) -> None:
+    wanted = config.rollout.min_replicas
+    if wanted is None:
+        return
+    if config.cluster.mode == "fused":
+        msg = f"rollout.min_replicas={wanted}: only in separate mode can replicas join later"
+        raise ConfigError(msg)
+    replicas = rollout_world // config.rollout.tensor_model_parallel_size
+    if not 1 <= wanted <= replicas:
+        msg = (
+            f"rollout.min_replicas={wanted}: must be at least 1 and at most {replicas}, "
+            "the number of replicas"
+        )
+        raise ConfigError(msg)
 
 
 def _check_batches(config: MiniRLConfig, actor_world: int) -> None:

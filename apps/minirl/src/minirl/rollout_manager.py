@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
+from minirl.replica_start import ReplicaStart, wait_for
 from minirl.resource_pool import Bundle, ResourcePool
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, RolloutError
+from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError
 from rl_core.interfaces import (
     Handle,
     Launcher,
@@ -20,12 +21,25 @@ from rl_core.interfaces import (
     RolloutMode,
 )
 from rl_core.logs import kv
+from rl_core.publish import (
+    Begin,
+    Commit,
+    Event,
+    Failed,
+    Outdated,
+    Phase,
+    Received,
+    ReplicaState,
+    Verified,
+    advance,
+)
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
 
 GENERATE_TIMEOUT_S = 3600.0
+_START_ENDS_S = 2.0
 
 
 class RolloutManager:
@@ -33,6 +47,10 @@ class RolloutManager:
 
     Rollout rank r sits on bundle r of the pool: replica r // tp_size, tensor-parallel rank
     r % tp_size.
+
+    A replica that comes up while the others serve is JOINING, and gets no request, until a sync
+    that it took part in is committed. The manager's state of a replica follows the one that the
+    replica's own gate keeps.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any], launcher: Launcher) -> None:
@@ -44,7 +62,10 @@ class RolloutManager:
         )
         self._launcher = launcher
         self._replicas: list[Replica] = []
-        self._leaders: list[RolloutAdapter] = []
+        self._starts: list[ReplicaStart] = []
+        self._states: list[ReplicaState] = []
+        self._leaders: dict[int, RolloutAdapter] = {}
+        self._late: set[int] = set()
         self.tp_size = int(config["tensor_model_parallel_size"])
 
     def create(self, pool: ResourcePool, world_size: int, mode: RolloutMode) -> None:
@@ -55,47 +76,81 @@ class RolloutManager:
             placement = _placement(rank, bundles, mode, pool.device)
             replica = replica_cls(self._typed_config, self._launcher, placement)
             self._replicas.append(replica)
+            self._states.append(ReplicaState())
             replica.warm_up()
 
-    def start(self, timeout_s: float) -> None:
-        """Start all replicas and wait until every server answers."""
-        adapter_cls = plugins.load_object(self.backend.adapter)
+    def start(self, timeout_s: float, at_least: int | None = None) -> None:
+        """Start all replicas and wait until every server answers, or `at_least` of them.
+
+        Errors: that of a replica which failed to start; later ones come from `up`.
+        """
         deadline = Deadline.after(timeout_s)
-        with ThreadPoolExecutor(len(self._replicas)) as pool:
-            starting = [pool.submit(replica.start, deadline) for replica in self._replicas]
-            for start in starting:
-                start.result()
-        self._leaders = [adapter_cls(r.server, 0, self._typed_config) for r in self._replicas]
+        self._starts = [
+            ReplicaStart(rank, replica, deadline) for rank, replica in enumerate(self._replicas)
+        ]
+        wait_for(self._starts, len(self._starts) if at_least is None else at_least)
+        up = self.up()
+        self._late = set(range(len(self._replicas))) - set(up)
+        starting = {"starting": sorted(self._late)} if self._late else {}
         _logger.info(
             "Rollout servers ready: %s",
             kv(
                 backend=self.name,
-                replicas=len(self._replicas),
+                replicas=len(up),
                 tp_size=self.tp_size,
-                addresses=[replica.address for replica in self._replicas],
+                addresses=[self._replicas[rank].address for rank in up],
+                **starting,
             ),
         )
 
-    def server_of(self, rank: int) -> Handle:
-        """The server that rollout rank `rank` belongs to."""
-        return self._replicas[rank // self.tp_size].server
+    def up(self) -> list[int]:
+        """Numbers of the replicas whose server answers; the error of one that failed to start."""
+        for rank, start in enumerate(self._starts):
+            if start.up() and rank not in self._leaders:
+                adapter_cls = plugins.load_object(self.backend.adapter)
+                self._leaders[rank] = adapter_cls(
+                    self._replicas[rank].server, 0, self._typed_config
+                )
+        return sorted(self._leaders)
+
+    def newcomers(self) -> list[int]:
+        """Those of `up` that have never been given a version."""
+        return [rank for rank in self.up() if self._states[rank].phase is Phase.JOINING]
+
+    def adapter_arguments(self, rank: int) -> tuple[str, Mapping[str, Any], Handle, int]:
+        """What an adapter for rollout rank `rank` is made of: `RolloutMember.init_rollout`."""
+        server = self._replicas[rank // self.tp_size].server
+        return self.name, self.config, server, rank % self.tp_size
 
     @property
     def world_size(self) -> int:
         """Rollout ranks."""
         return len(self._replicas) * self.tp_size
 
+    @property
+    def receiving(self) -> list[int]:
+        """Rollout ranks of the replicas that the version under way goes to."""
+        replicas = [rank // self.tp_size for rank in range(self.world_size)]
+        return [rank for rank, replica in enumerate(replicas) if self._receives(replica)]
+
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Complete all requests, dealt out over the replicas in blocks; results in order."""
-        count = len(self._replicas)
-        share = -(-len(requests) // count)
+        """Complete all requests, dealt out in blocks over the replicas that have joined.
+
+        Results are in order. Errors: ReplicaFencedError if no version was published; that of a
+        replica which failed to start.
+        """
+        self.up()
+        asked = [rank for rank, state in enumerate(self._states) if state.committed is not None]
+        if not asked:
+            raise ReplicaFencedError("no replica has weights yet; sync them first")
+        share = -(-len(requests) // len(asked))
         pending = [
-            replica.server.submit("generate", list(block))
-            for index, replica in enumerate(self._replicas)
+            (rank, self._replicas[rank].server.submit("generate", list(block)))
+            for index, rank in enumerate(asked)
             if (block := requests[index * share : (index + 1) * share])
         ]
         completions: list[Completion] = []
-        for rank, call in enumerate(pending):
+        for rank, call in pending:
             with _named(rank):
                 completions.extend(call.result(GENERATE_TIMEOUT_S))
         return completions
@@ -103,27 +158,44 @@ class RolloutManager:
     def release(self, tags: Sequence[str], timeout_s: float) -> dict[str, int]:
         """Free engine memory on every replica; bytes freed by tag."""
         freed = dict.fromkeys(tags, 0)
-        for rank, leader in enumerate(self._leaders):
+        for rank, leader in self._leaders.items():
             with _named(rank):
                 for tag, nbytes in leader.release(tags, timeout_s).items():
                     freed[tag] += nbytes
+            if self._states[rank].serving:
+                self._advance(rank, Outdated())
         return freed
 
     def resume(self, tags: Sequence[str], timeout_s: float) -> None:
         """Allocate engine memory again on every replica."""
-        for rank, leader in enumerate(self._leaders):
+        for rank, leader in self._leaders.items():
             with _named(rank):
                 leader.resume(tags, timeout_s)
 
+    def begin(self, version: PolicyVersion, replicas: Sequence[int]) -> None:
+        """`version` is about to be loaded into these replicas, and into no others."""
+        for rank in replicas:
+            self._advance(rank, Begin(version))
+
     def commit(self, version: PolicyVersion, timeout_s: float) -> None:
-        """Every replica serves `version` from here on."""
-        for rank, leader in enumerate(self._leaders):
+        """Every replica that received `version` serves it from here on."""
+        replicas = [rank for rank in self._leaders if self._receives(rank)]
+        for rank in replicas:
             with _named(rank):
-                leader.commit(version, timeout_s)
+                self._leaders[rank].commit(version, timeout_s)
+        for rank in replicas:
+            self._advance(rank, Received(version), Verified(version), Commit(version))
+            if rank in self._late:
+                self._late.remove(rank)
+                address = self._replicas[rank].address
+                _logger.info(
+                    "Rollout replica joined: %s", kv(replica=rank, address=address, version=version)
+                )
 
     def fence(self, reason: str, timeout_s: float) -> None:
         """No replica answers any more; one that cannot be told is logged."""
-        for rank, leader in enumerate(self._leaders):
+        for rank, leader in self._leaders.items():
+            self._advance(rank, Failed(reason))
             try:
                 leader.fence(reason, timeout_s)
             except (MiniRLError, TimeoutError) as error:
@@ -136,8 +208,19 @@ class RolloutManager:
                 replica.shutdown(timeout_s)
             except (MiniRLError, TimeoutError) as error:
                 _logger.warning("replica %d did not stop: %s", rank, error)
-        self._replicas.clear()
-        self._leaders.clear()
+        # Their servers are gone, which ends the starts under way: not while Ray is shut down.
+        wait([start.outcome for start in self._starts], _START_ENDS_S)
+        for rank in sorted(self._late):
+            _logger.warning("replica %d had not joined when the run ended", rank)
+        for held in (self._replicas, self._starts, self._states, self._leaders, self._late):
+            held.clear()
+
+    def _receives(self, replica: int) -> bool:
+        return self._states[replica].phase is Phase.RECEIVING
+
+    def _advance(self, replica: int, *events: Event) -> None:
+        for event in events:
+            self._states[replica], _ = advance(self._states[replica], event)
 
 
 @contextmanager

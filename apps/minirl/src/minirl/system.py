@@ -17,7 +17,7 @@ from minirl.worker_process import ProcessSettings
 from minirl.workers import ActorWorker, FusedActorRolloutWorker
 from rl_core.channel import new_key
 from rl_core.digests import XXH3_128
-from rl_core.interfaces import Handle, RolloutMode, TransferRole
+from rl_core.interfaces import RolloutMode, TransferRole
 from rl_core.logs import kv
 from rl_core.versions import VersionStore
 
@@ -127,12 +127,13 @@ class RLSystem:
 
     def _start_rollout(self) -> None:
         _logger.info("[Init] Starting rollout servers.")
-        self.rollout.start(self._config.rollout.start_timeout_s)
+        rollout = self._config.rollout
+        self.rollout.start(rollout.start_timeout_s, rollout.min_replicas)
 
     def _connect_fused(self, versions: VersionStore, run_id: str) -> WeightSync:
         """Give the first actor ranks an adapter each to the engine rank on their device."""
         for rank in range(self.rollout.world_size):
-            arguments = self._adapter_arguments(rank)
+            arguments = self.rollout.adapter_arguments(rank)
             self.workers.call_rank(rank, "init_rollout", *arguments, timeout_s=INIT_TIMEOUT_S)
         settings = self._sync_settings(run_id, "fused/in-process")
         return FusedWeightSync(self.workers, self.rollout, versions, settings)
@@ -146,14 +147,15 @@ class RLSystem:
             self._settings,
             self._environment(),
         )
-        self._receivers.call_each("init_rollout", self._adapter_arguments, timeout_s=INIT_TIMEOUT_S)
         key = new_key()
         for role, group in (("sender", self.workers), ("receiver", self._receivers)):
             self._init_transfer(role, group, run_id, key)
         settings = self._sync_settings(run_id, self._config.checkpoint_engine.backend)
-        return CheckpointEngineManager(
+        manager = CheckpointEngineManager(
             self.workers, self._receivers, self.rollout, versions, settings
         )
+        manager.introduce(INIT_TIMEOUT_S)
+        return manager
 
     def _init_transfer(self, role: str, group: WorkerGroup, run_id: str, key: bytes) -> None:
         config = self._config.checkpoint_engine
@@ -175,11 +177,6 @@ class RLSystem:
         group.call_each("init_transfer", arguments, timeout_s=INIT_TIMEOUT_S)
 
     # ------------------------------------------------------------------ arguments
-
-    def _adapter_arguments(self, rank: int) -> tuple[str, dict[str, Any], Handle, int]:
-        tp_rank = rank % self.rollout.tp_size
-        name, config = self._config.rollout.name, self._plan.rollout_config
-        return name, config, self.rollout.server_of(rank), tp_rank
 
     def _sync_settings(self, run_id: str, checkpoint_engine: str) -> SyncSettings:
         config = self._config

@@ -74,6 +74,8 @@ class Trainer:
     def _step(self, step: int) -> None:
         timer = StepTimer()
         served = self._version
+        with self._phase(timer, step, "sync"):
+            self._welcome(step)
         with self._phase(timer, step, "generate"):
             samples = self._generate(step)
         with self._phase(timer, step, "reward"):
@@ -177,6 +179,11 @@ class Trainer:
     def _is_sync_step(self, step: int) -> bool:
         trainer = self._config.trainer
         return step % trainer.sync_freq == 0 or step == trainer.total_training_steps
+
+    def _welcome(self, step: int) -> None:
+        """Give late replicas the version served, if the actor has not been trained since."""
+        if self._version.step == step - 1:
+            self._system.weight_sync.catch_up(self._version)
 
     def _release(self, step: int) -> None:
         """Free the engines' memory for training; not if they have to serve on without a sync."""

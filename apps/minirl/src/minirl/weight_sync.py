@@ -19,6 +19,9 @@ _logger = logging.getLogger(__name__)
 _GIGA = 1e9
 _FENCE_TIMEOUT_S = 5.0
 
+JOINING = "joining"
+"""Phase of a sync that only brings late replicas up to date."""
+
 
 class SyncSettings(msgspec.Struct, frozen=True):
     """What a sync needs to know of the configuration.
@@ -43,7 +46,8 @@ class SyncSettings(msgspec.Struct, frozen=True):
 class SyncRecord(msgspec.Struct):
     """One weight sync, as `summary.json` shows it.
 
-    `light` and `live` hold the counts of a verification, or None where it was off.
+    `light` and `live` hold the counts of a verification, or None where it was off; `replicas` the
+    numbers of those that took part.
     """
 
     sync_index: int
@@ -56,10 +60,11 @@ class SyncRecord(msgspec.Struct):
     weights_digest: str | None = None
     light: dict[str, int] | None = None
     live: dict[str, int] | None = None
+    replicas: list[int] = []
 
 
 class WeightSync(ABC):
-    """Publishes the actor's weights to every replica, or to none.
+    """Publishes the actor's weights to every replica that is up, or to none.
 
     Two phases: every engine rank loads, and only when all have, every replica commits. A failure
     before that fences all replicas.
@@ -79,24 +84,41 @@ class WeightSync(ABC):
 
     @abstractmethod
     def transfer(self, version: PolicyVersion, index: int, clock: "Clock") -> list[LoadReport]:
-        """Get the weights into every engine rank; reports of those that loaded themselves."""
+        """Get the weights into the engine ranks of the replicas that `RolloutManager.begin` named.
+
+        The reports are of the ranks that loaded themselves.
+        """
 
     def sync(self, version: PolicyVersion, phase: str) -> SyncRecord:
         """Publish the actor's present weights as `version`; `phase` is initial or trained."""
-        index = len(self.records) + 1
+        replicas = self.rollout.up()
         self._versions.record(version)
+        return self._publish(version, phase, replicas)
+
+    def catch_up(self, version: PolicyVersion) -> SyncRecord | None:
+        """Publish `version`, which is served, to replicas that came up since; None without any.
+
+        The actor must still hold the weights that it was published from.
+        """
+        newcomers = self.rollout.newcomers()
+        return self._publish(version, JOINING, newcomers) if newcomers else None
+
+    def _publish(self, version: PolicyVersion, phase: str, replicas: list[int]) -> SyncRecord:
+        index = len(self.records) + 1
         self._announce(index, version, phase)
         clock = Clock()
         try:
+            self.rollout.begin(version, replicas)
             reports = self.transfer(version, index, clock)
             if self.settings.verify_light:
-                _check_verified(reports)
+                _check_verified(reports, self.digest_of(version))
             with clock.phase("commit"):
                 self.rollout.commit(version, self.settings.timeout_s)
         except (MiniRLError, TimeoutError) as error:
             self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
             raise
         record = self._record(index, version, phase, reports, clock)
+        record.replicas = replicas
         self.records.append(record)
         return record
 
@@ -186,13 +208,19 @@ class Clock:
         return time.perf_counter() - self._begin
 
 
-def _check_verified(reports: list[LoadReport]) -> None:
-    """Every rank must have recomputed every digest, and all must agree on the whole."""
+def _check_verified(reports: list[LoadReport], published: str | None) -> None:
+    """Every rank must have recomputed every digest, and all must agree on the whole.
+
+    Also with what was `published` under that version before, if it was.
+    """
     digests = {report.weights_digest for report in reports}
     short = [report for report in reports if report.matched != report.tensors]
     if short or None in digests or len(digests) != 1:
         counts = [(report.matched, report.tensors) for report in reports]
         msg = f"light verification is incomplete: (matched, tensors) by rank {counts}"
+        raise VerificationError(msg)
+    if published is not None and digests != {published}:
+        msg = f"{reports[0].version} was published with digest {published}, now it has {digests}"
         raise VerificationError(msg)
 
 

@@ -71,20 +71,32 @@ class WorkerGroup:
         return self.call_each(method, lambda _: args, timeout_s=timeout_s)
 
     def call_each(
-        self, method: str, arguments: Callable[[int], Sequence[Any]], *, timeout_s: float
+        self,
+        method: str,
+        arguments: Callable[[int], Sequence[Any]],
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float,
     ) -> list[Any]:
-        """`method` on every rank with arguments of its own; errors as in `wait_all`."""
-        return wait_all(method, self.submit_each(method, arguments), timeout_s)
+        """`submit_each` and wait; errors as in `wait_all`."""
+        return wait_all(method, self.submit_each(method, arguments, ranks), timeout_s)
 
     def call_rank(self, rank: int, method: str, *args: Any, timeout_s: float) -> Any:
         """`method` on one rank only; it must not be collective."""
         return wait_all(method, [self._submit(rank, method, args)], timeout_s)[0]
 
     def submit_each(
-        self, method: str, arguments: Callable[[int], Sequence[Any]]
+        self,
+        method: str,
+        arguments: Callable[[int], Sequence[Any]],
+        ranks: Sequence[int] | None = None,
     ) -> list[WorkerCall]:
-        """Start `method` on every rank, to be waited for together with other calls."""
-        return [self._submit(rank, method, arguments(rank)) for rank in range(self.world_size)]
+        """Start `method` on every rank, or on some, with arguments of its own.
+
+        The calls are to be waited for together with others.
+        """
+        chosen = range(self.world_size) if ranks is None else ranks
+        return [self._submit(rank, method, arguments(rank)) for rank in chosen]
 
     def kill(self) -> None:
         """End every worker process."""

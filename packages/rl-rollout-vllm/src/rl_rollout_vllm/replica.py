@@ -50,18 +50,25 @@ class VllmReplica(Replica):
         if self._server is not None:
             raise LifecycleError("the replica was already started")
         server = self._process if self._process is not None else self._launch()
-        self._process = None
+        self._process = server  # for `shutdown`, which another thread may call meanwhile
         timeout = deadline.sooner(self._config.start_timeout_s).remaining()
         try:
             self._address = server.call("start", timeout=timeout)
         except TimeoutError as error:
+            self._process = None
             server.kill()
             msg = f"vLLM replica {self._placement.replica_rank} did not start in {timeout:.0f} s"
             raise LifecycleError(msg) from error
         except BaseException:
+            self._process = None
             server.kill()
             raise
         self._server = server
+        if self._process is not server:
+            self._server = None
+            server.kill()
+            raise LifecycleError("the replica was shut down while it started")
+        self._process = None
 
     @property
     def address(self) -> str:

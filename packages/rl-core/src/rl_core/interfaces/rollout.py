@@ -144,7 +144,10 @@ class Replica(ABC):
 
     @abstractmethod
     def shutdown(self, timeout: float) -> None:
-        """Stop the server and every process it started. Idempotent."""
+        """Stop the server and every process it started. Idempotent.
+
+        A `start` under way in another thread fails then.
+        """
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,195 @@
+"""Replicas that come up at different times, with the reference engine in threads."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+
+from minirl.resource_pool import Bundle, ResourcePool
+from minirl.rollout_manager import RolloutManager
+from minirl.weight_sync import SyncSettings, WeightSync
+from rl_core import plugins
+from rl_core.deadlines import Deadline
+from rl_core.errors import LifecycleError, ReplicaFencedError, VerificationError
+from rl_core.interfaces import RolloutMode
+from rl_core.testing.reference_adapter import ReferenceAdapter
+from rl_core.testing.reference_config import ReferenceConfig
+from rl_core.testing.reference_replica import REFERENCE_BACKEND
+from rl_core.testing.reference_weights import make_weights
+from rl_core.testing.thread_launcher import ThreadHandle, ThreadLauncher
+from rl_core.testing.weight_set import leases
+from rl_core.trajectory import GenerateRequest, SamplingParams
+from rl_core.versions import PolicyVersion, VersionStore
+
+LIMIT_S = 20.0
+CONFIG = ReferenceConfig()
+VERSIONS = [PolicyVersion(1, step) for step in range(4)]
+
+
+class DirectSync(WeightSync):
+    """Hands `weights` to the adapters, without anything in between."""
+
+    weights = make_weights(CONFIG.model, 1)
+
+    def release(self):
+        pass
+
+    def transfer(self, version, index, clock):
+        manifest, entries = self.weights.manifest(version), self.weights.entries()
+        reports = []
+        for rank in self.rollout.receiving:
+            _, _, server, tp_rank = self.rollout.adapter_arguments(rank)
+            adapter = ReferenceAdapter(server, tp_rank, CONFIG)
+            stream = leases(entries, 3)
+            reports.append(adapter.update_weights(stream, manifest, Deadline.after(LIMIT_S)))
+        return reports
+
+
+class Fleet:
+    """Two replicas of which the second comes up when `gate` is set."""
+
+    def __init__(self, versions):
+        self.manager = RolloutManager(
+            "reference", {"tensor_model_parallel_size": 1}, ThreadLauncher()
+        )
+        pool = ResourcePool("rollout", 2, "cpu")
+        pool.bundles = [Bundle(rank, "node", "127.0.0.1", rank) for rank in range(2)]
+        self.manager.create(pool, 2, RolloutMode.STANDALONE)
+        self.sent = []
+        self.gate = threading.Event()
+        self.cause = None
+        held, start = self.manager._replicas[1], self.manager._replicas[1].start
+
+        def start_held(deadline):
+            self.gate.wait(LIMIT_S)
+            if self.cause is not None:
+                raise self.cause
+            start(deadline)
+
+        held.start = start_held
+        settings = SyncSettings("run", "separate", "direct", LIMIT_S, False, True)
+        self.sync = DirectSync(self.manager, versions, settings)
+
+    def come_up(self):
+        """Let the second replica start, and wait until it has."""
+        self.gate.set()
+        self.manager._starts[1].outcome.result(LIMIT_S)
+
+    def ask(self):
+        """Who answered four requests, with which version: a set of pairs."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+        requests = [GenerateRequest(str(n), [3, 5, n + 1], sampling) for n in range(4)]
+        self.sent.clear()
+        completions = self.manager.generate(requests)
+        assert [completion.request_id for completion in completions] == list("0123")
+        versions = [span.version for item in completions for span in item.version_spans]
+        numbers = {replica._server: rank for rank, replica in enumerate(self.manager._replicas)}
+        share = len(versions) // len(self.sent)
+        return {(numbers[self.sent[i // share]], version) for i, version in enumerate(versions)}
+
+
+@pytest.fixture
+def fleet(monkeypatch, tmp_path):
+    monkeypatch.setattr(plugins, "load_configured", lambda *_: (REFERENCE_BACKEND, CONFIG))
+    made = Fleet(VersionStore(tmp_path / "version.json"))
+    submit = ThreadHandle.submit
+
+    def noting(handle, method, *args, **kwargs):
+        if method == "generate":
+            made.sent.append(handle)
+        return submit(handle, method, *args, **kwargs)
+
+    monkeypatch.setattr(ThreadHandle, "submit", noting)
+    yield made
+    made.cause = LifecycleError("the test is over")
+    made.gate.set()
+    made.manager.shutdown(LIMIT_S)
+
+
+def test_all_replicas_are_waited_for_unless_told_otherwise(fleet, caplog):
+    caplog.set_level("INFO")
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(fleet.manager.start, LIMIT_S)
+        assert not wait([start], 0.3).done
+        fleet.gate.set()
+        start.result(LIMIT_S)
+    fleet.sync.sync(VERSIONS[0], "initial")
+    assert fleet.ask() == {(0, VERSIONS[0]), (1, VERSIONS[0])}
+    assert fleet.sync.catch_up(VERSIONS[0]) is None
+    assert "replicas=2" in caplog.text
+    assert "starting" not in caplog.text
+    assert "joined" not in caplog.text
+
+
+def test_a_late_replica_catches_up_with_the_version_served(fleet, caplog):
+    caplog.set_level("INFO")
+    fleet.manager.start(LIMIT_S, 1)
+    with pytest.raises(ReplicaFencedError, match="sync"):
+        fleet.ask()
+    fleet.sync.sync(VERSIONS[0], "initial")
+    assert fleet.sync.catch_up(VERSIONS[0]) is None
+    assert fleet.ask() == {(0, VERSIONS[0])}
+    fleet.come_up()
+    assert fleet.ask() == {(0, VERSIONS[0])}, "a replica without weights was asked"
+    assert fleet.sync.catch_up(VERSIONS[0]).replicas == [1]
+    assert fleet.ask() == {(0, VERSIONS[0]), (1, VERSIONS[0])}
+    fleet.sync.sync(VERSIONS[1], "trained")
+    assert fleet.ask() == {(0, VERSIONS[1]), (1, VERSIONS[1])}
+    phases = [(record.phase, record.version, record.replicas) for record in fleet.sync.records]
+    assert phases == [
+        ("initial", "e1.s0", [0]),
+        ("joining", "e1.s0", [1]),
+        ("trained", "e1.s1", [0, 1]),
+    ]
+    assert "replicas=1, tp_size=1" in caplog.text
+    assert "starting=[1]" in caplog.text
+    assert caplog.text.count("Rollout replica joined: replica=1") == 1
+
+
+def test_a_late_replica_joins_at_the_next_publish(fleet):
+    fleet.manager.start(LIMIT_S, 1)
+    fleet.sync.sync(VERSIONS[0], "initial")
+    fleet.come_up()
+    record = fleet.sync.sync(VERSIONS[2], "trained")
+    assert record.replicas == [0, 1]
+    assert fleet.ask() == {(0, VERSIONS[2]), (1, VERSIONS[2])}
+
+
+def test_what_a_newcomer_gets_is_what_was_published(fleet):
+    """An actor that was trained since must not pass for the version served."""
+    fleet.manager.start(LIMIT_S, 1)
+    fleet.sync.sync(VERSIONS[0], "initial")
+    fleet.come_up()
+    fleet.sync.weights = make_weights(CONFIG.model, 2)
+    with pytest.raises(VerificationError, match=r"e1\.s0"):
+        fleet.sync.catch_up(VERSIONS[0])
+    with pytest.raises(ReplicaFencedError, match=r"replica 0.*e1\.s0"):
+        fleet.ask()
+    fleet.sync.sync(VERSIONS[1], "trained")
+    assert fleet.ask() == {(0, VERSIONS[1]), (1, VERSIONS[1])}
+
+
+def test_a_replica_that_fails_to_start_is_not_done_without(fleet):
+    fleet.manager.start(LIMIT_S, 1)
+    fleet.sync.sync(VERSIONS[0], "initial")
+    fleet.cause = LifecycleError("replica 1 has no memory")
+    with pytest.raises(LifecycleError, match="no memory"):
+        fleet.come_up()
+    for call in (fleet.ask, lambda: fleet.sync.sync(VERSIONS[1], "trained")):
+        with pytest.raises(LifecycleError, match="no memory"):
+            call()
+
+
+def test_one_that_fails_before_enough_are_up_ends_the_start(fleet):
+    fleet.cause = LifecycleError("replica 1 has no memory")
+    fleet.gate.set()
+    with pytest.raises(LifecycleError, match="no memory"):
+        fleet.manager.start(LIMIT_S)
+
+
+def test_a_start_that_hangs_ends_at_its_deadline(fleet):
+    fleet.manager.start(LIMIT_S, 1)
+    fleet.sync.sync(VERSIONS[0], "initial")
+    fleet.manager._starts[1]._overdue = Deadline.after(0)
+    with pytest.raises(LifecycleError, match=r"replica 1: .*deadline"):
+        fleet.sync.catch_up(VERSIONS[0])

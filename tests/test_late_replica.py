@@ -1,0 +1,59 @@
+"""A replica that comes up late gets the version served before its first request."""
+
+import json
+from pathlib import Path
+
+import pytest
+from whole_runs import VERIFIED
+
+pytestmark = pytest.mark.engine
+
+PROGRAM = Path(__file__).parent / "late_run.py"
+ARGUMENTS = (
+    "config=separate",
+    "cluster.rollout.n_gpus_per_node=2",
+    "rollout.min_replicas=1",
+    "cluster.actor.n_gpus_per_node=1",
+    "actor.engine_config.fsdp_size=1",
+    "trainer.total_training_steps=3",
+    "data.eval_size=0",
+)
+
+
+def test_the_late_replica_serves_what_is_published(runner, tmp_path):
+    run = runner.complete(str(tmp_path), *ARGUMENTS, VERIFIED, program=PROGRAM)
+    assert run.code == 0, run.log
+    assert run.processes() == []
+
+    served = [json.loads(line) for line in (tmp_path / "served.jsonl").read_text().splitlines()]
+    by_step = {f"s{step}": set() for step in (1, 2, 3)}
+    for replica, request, versions in served:
+        by_step[request.partition(".")[0]].add((replica, *versions))
+    assert by_step == {
+        "s1": {(0, "e1.s0")},
+        "s2": {(0, "e1.s1"), (1, "e1.s1")},
+        "s3": {(0, "e1.s2"), (1, "e1.s2")},
+    }
+    # What the servers say of each request is what the trajectories say.
+    spans = {
+        item["rollout_id"]: [version for version, _, _ in item["policy_version_spans"]]
+        for item in run.trajectories
+    }
+    assert spans == {request: versions for _, request, versions in served}
+    # And those were the weights: the trainer's log-probabilities agree.
+    assert len(run.metrics) == 3
+    for line in run.metrics:
+        assert line["rollout_train_logprob_diff/max"] <= 1e-4
+
+    syncs = [(sync["phase"], sync["version"], sync["replicas"]) for sync in run.summary["syncs"]]
+    assert syncs == [
+        ("initial", "e1.s0", [0]),
+        ("trained", "e1.s1", [0]),
+        ("joining", "e1.s1", [1]),
+        ("trained", "e1.s2", [0, 1]),
+        ("trained", "e1.s3", [0, 1]),
+    ]
+    digests = [sync["weights_digest"] for sync in run.summary["syncs"]]
+    assert digests[1] == digests[2]
+    assert "Rollout servers ready: backend=vllm, replicas=1" in run.log
+    assert len([line for line in run.lines if "Rollout replica joined: replica=1" in line]) == 1
