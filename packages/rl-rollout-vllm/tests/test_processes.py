@@ -92,9 +92,16 @@ def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(eng
 
 
 def test_a_dead_engine_fences_the_replica(engines):
-    """The server survives its engine, refuses requests, and says what to do."""
+    """The server survives its engine, ends calls under way, refuses requests, says what to do."""
     started = engines("moe")
-    os.kill(started.state()["workers"][0]["pid"], signal.SIGKILL)
+    pid = started.state()["workers"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)  # so that it owes an answer when it dies
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(started.adapters[0].clear_kv_cache, 60.0)
+        with pytest.raises(TimeoutError):
+            call.result(0.5)
+        os.kill(pid, signal.SIGKILL)
+        assert "died" in str(call.exception(GONE_S))
     end = time.monotonic() + GONE_S
     while started.state()["phase"] != "fenced" and time.monotonic() < end:
         time.sleep(0.1)

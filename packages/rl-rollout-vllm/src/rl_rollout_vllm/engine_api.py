@@ -3,10 +3,11 @@
 Everything that vLLM raises leaves this module as an error of `rl_core.errors`.
 """
 
+import asyncio
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 10.0
 """Seconds for the engine's processes to end by themselves."""
+
+DEATH_POLL_S = 0.5
+"""Seconds between two looks whether the engine's core is alive, while it owes an answer."""
 
 
 def load_path(wanted: str) -> Literal["bracketed", "plain"]:
@@ -143,51 +147,61 @@ class Engine:
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; the KV cache is dropped unless requests are kept."""
         keep = mode is PauseMode.KEEP
-        with _translated("pause"):
-            await self._llm.pause_generation(mode=mode.value, clear_cache=not keep)
+        call = self._llm.pause_generation(mode=mode.value, clear_cache=not keep)
+        await self._ask("pause", call)
 
     async def resume(self) -> None:
         """Schedule again."""
-        with _translated("resume"):
-            await self._llm.resume_generation()
+        await self._ask("resume", self._llm.resume_generation())
 
     async def clear_kv_cache(self) -> None:
         """Drop cached prefixes, also of requests that are kept; they are computed again.
 
         Errors: RolloutError unless the engine confirms it.
         """
-        with _translated("flush"):
-            confirmed = await self._llm.reset_prefix_cache(reset_running_requests=True)
+        call = self._llm.reset_prefix_cache(reset_running_requests=True)
+        confirmed = await self._ask("flush", call)
         if not confirmed:
             raise RolloutError("the engine did not confirm that its KV cache was flushed")
 
     async def set_version(self, version: str) -> None:
         """Stamp tokens with `version` from here on."""
-        with _translated("set the version"):
-            await self._llm.update_weight_version(version)
+        await self._ask("set the version", self._llm.update_weight_version(version))
 
     # -- processes
 
     async def rpc(self, method: str, *args: Any) -> list[Any]:
         """Call a method of our worker extension on every rank; results in rank order."""
-        with _translated(method):
-            results: list[Any] = await self._llm.collective_rpc(method, args=args)
+        results: list[Any] = await self._ask(method, self._llm.collective_rpc(method, args=args))
         return results
 
     async def sleep(self) -> None:
         """Free weights and KV cache of an accelerator (vLLM's sleep mode, level 2)."""
-        with _translated("sleep"):
-            await self._llm.sleep(level=2)
+        await self._ask("sleep", self._llm.sleep(level=2))
 
     async def release_kv_cache(self) -> None:
         """Free the KV cache of an accelerator only."""
-        with _translated("release the KV cache"):
-            await self._llm.release_kv_cache_memory()
+        await self._ask("release the KV cache", self._llm.release_kv_cache_memory())
 
     async def wake_up(self, tags: list[str]) -> None:
         """Allocate again what `sleep` freed."""
-        with _translated("wake up"):
-            await self._llm.wake_up(tags)
+        await self._ask("wake up", self._llm.wake_up(tags))
+
+    async def _ask(self, what: str, call: Coroutine[Any, Any, Any]) -> Any:
+        """Await what the engine's core has to answer; RolloutError if it fails or dies meanwhile.
+
+        vLLM (seen in 0.32) forgets the calls under way when its core dies: they would never end.
+        """
+        task = asyncio.ensure_future(call)
+        try:
+            with _translated(what):
+                while not task.done():
+                    await asyncio.wait({task}, timeout=DEATH_POLL_S)
+                    if not (task.done() or self.alive):
+                        raise EngineDeadError
+                return task.result()
+        finally:
+            task.cancel()
 
     @property
     def alive(self) -> bool:
