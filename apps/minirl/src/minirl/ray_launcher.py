@@ -20,15 +20,23 @@ from rl_core.interfaces import Placement
 from rl_core.plugins import load_object
 
 
+class MemberDiedError(TransferError):
+    """A process of the run is gone."""
+
+
+class ForeignError(RolloutError):
+    """A process of the run raised what nobody translated."""
+
+
 def translated(error: Exception, who: str) -> Exception:
     """What a failed Ray call means in our terms, in one line."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, MiniRLError):
             return cause
-        return RolloutError(f"{who}: {type(cause).__name__}: {_first_line(cause)}")
+        return ForeignError(f"{who}: {type(cause).__name__}: {_first_line(cause)}")
     if isinstance(error, RayActorError):
-        return TransferError(f"{who} died: {_first_line(error)}")
+        return MemberDiedError(f"{who} died: {_first_line(error)}")
     return error
 
 

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minirl.ray_launcher import fetch, ready
-from rl_core.errors import TransferTimeoutError
+from minirl.ray_launcher import ForeignError, MemberDiedError, fetch, ready
+from rl_core.errors import MiniRLError, PeerLostError, TransferTimeoutError
+
+SETTLE_S = 3.0
+"""Seconds between the first failure and the end of the wait: Ray takes one to notice a death."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,49 @@ class WorkerCall:
 def wait_all(what: str, calls: Sequence[WorkerCall], timeout_s: float) -> list[Any]:
     """Results in the order of the calls.
 
-    The first failure is raised at once, in our terms: the others may be waiting for the one that
-    failed. TransferTimeoutError names who did not answer in time.
+    After a failure the others have `SETTLE_S` to say what they know, since they may be waiting for
+    the one that failed; then the most telling error is raised, in our terms.
+    TransferTimeoutError names who did not answer in time.
     """
     owner = {call.reference: call.who for call in calls}
     end = time.monotonic() + timeout_s
     waiting = list(owner)
     results: dict[Any, Any] = {}
+    errors: list[Exception] = []
     while waiting:
         done, waiting = ready(waiting, end - time.monotonic())
         for reference in done:
-            results[reference] = fetch(reference, owner[reference])
+            try:
+                results[reference] = fetch(reference, owner[reference])
+            except MiniRLError as error:
+                errors.append(error)
+                end = min(end, time.monotonic() + SETTLE_S) if len(errors) == 1 else end
         if not done and time.monotonic() >= end:
-            late = ", ".join(owner[reference] for reference in waiting)
-            raise TransferTimeoutError(f"{what}: no answer within {timeout_s:.0f} s from {late}")
+            break
+    if errors:
+        raise root_cause(errors)
+    if waiting:
+        late = ", ".join(owner[reference] for reference in waiting)
+        raise TransferTimeoutError(f"{what}: no answer within {timeout_s:.0f} s from {late}")
     return [results[call.reference] for call in calls]
+
+
+def root_cause(errors: Sequence[Exception]) -> Exception:
+    """Of what several processes say of one failure, that which explains the others.
+
+    A death explains everything, an error of ours more than one that nobody translated, and both
+    more than a broken connection or a deadline, which are how others notice. Among equals the
+    first in time.
+    """
+    return min(errors, key=_remoteness)
+
+
+def _remoteness(error: Exception) -> int:
+    match error:
+        case MemberDiedError():
+            return 0
+        case PeerLostError() | TransferTimeoutError():
+            return 3
+        case ForeignError():
+            return 2
+    return 1

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from rl_core.deadlines import Deadline
-from rl_core.errors import MessageError, TransferError, TransferTimeoutError
+from rl_core.errors import MessageError, PeerLostError, TransferError, TransferTimeoutError
 
 KEY_BYTES = 32
 MAX_MESSAGE_BYTES = 64 << 20
@@ -249,7 +249,7 @@ class Channel:
             want = nbytes - len(self._pending)
             part = _within(deadline, self._reader, "a message", self._reader.recv, want)
             if not part:
-                raise TransferError("the peer closed the connection")
+                raise PeerLostError("the peer closed the connection")
             self._pending += part
         return bytes(self._pending[:nbytes])
 
@@ -272,4 +272,4 @@ def _within(
     except TimeoutError as error:
         raise TransferTimeoutError(f"deadline passed while waiting for {what}") from error
     except OSError as error:
-        raise TransferError(f"connection lost while waiting for {what}: {error}") from error
+        raise PeerLostError(f"connection lost while waiting for {what}: {error}") from error

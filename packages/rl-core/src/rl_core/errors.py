@@ -12,7 +12,8 @@ MiniRLError
 │   └── NonFiniteError (ArithmeticError)       a loss, gradient or weight is NaN or infinite
 ├── WeightSyncError (RuntimeError)        weights did not arrive
 │   ├── TransferError (ConnectionError)        the transport failed or the peer went away
-│   │   └── TransferTimeoutError (TimeoutError)  a deadline passed
+│   │   ├── TransferTimeoutError (TimeoutError)  a deadline passed
+│   │   └── PeerLostError                        a connection broke: the peer knows why
 │   ├── MessageError (ValueError)              a message was malformed, forged or out of order
 │   ├── ManifestMismatchError (ValueError)     names, shapes, dtypes or counts differ
 │   └── StaleVersionError (ValueError)         an older, repeated or foreign version
@@ -77,6 +78,10 @@ class TransferError(WeightSyncError, ConnectionError):
 
 class TransferTimeoutError(TransferError, TimeoutError):
     """A deadline passed while waiting for a peer."""
+
+
+class PeerLostError(TransferError):
+    """A connection broke. Seldom the cause: that is what the peer reports, or its death."""
 
 
 class MessageError(WeightSyncError, ValueError):
