@@ -60,13 +60,15 @@ class VllmAdapter(RolloutAdapter):
         The leases are consumed to their end also after a failure, since producing them is a
         collective; what the leases raise themselves comes through.
         """
-        source = LeaseSource(leases)
+        source, failed = LeaseSource(leases), True
         try:
-            return self._update(source, manifest, deadline)
+            report = self._update(source, manifest, deadline)
+            failed = False
         except SourceFailedError as error:
             raise error.cause from None
         finally:
-            source.drain()
+            source.drain(failed=failed)
+        return report
 
     def update_weights_from_disk(
         self, path: Path, manifest: Manifest, deadline: Deadline

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from rl_core.errors import WeightSyncError
+from rl_core.errors import MiniRLError, WeightSyncError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rl_core.interfaces import BucketLease
+
+logger = logging.getLogger(__name__)
 
 
 class SourceFailedError(WeightSyncError):
@@ -42,8 +45,17 @@ class LeaseSource:
             # Edge to the producer, which may raise anything.
             raise SourceFailedError(error) from error
 
-    def drain(self) -> None:
-        """Consume what is left: producing weights is a collective of all ranks."""
-        for lease in self._leases:
-            with lease:
-                pass
+    def drain(self, *, failed: bool) -> None:
+        """Consume what is left: producing weights is a collective of all ranks.
+
+        Where the update has `failed` already, what the leases raise is only logged: most often it
+        says that their consumer failed, and would hide why.
+        """
+        try:
+            for lease in self._leases:
+                with lease:
+                    pass
+        except MiniRLError as error:
+            if not failed:
+                raise
+            logger.warning("the stream ended early: %s", error)
