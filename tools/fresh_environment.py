@@ -14,6 +14,9 @@ SECONDS = 1800.0
 OURS = ("VIRTUAL_ENV", "PYTHONPATH", "PYTEST_ADDOPTS", "UV_PROJECT_ENVIRONMENT")
 """Variables that would lead a command back to this checkout."""
 
+SLOW = "PYTHONDONTWRITEBYTECODE"
+"""With it every process compiles torch anew."""
+
 
 class CommandError(Exception):
     """A command failed; the text is the end of what it printed."""
@@ -24,7 +27,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
     Errors: CommandError, also when it takes longer than `SECONDS`.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in OURS}
+    environment = {key: value for key, value in os.environ.items() if key not in (*OURS, SLOW)}
     words = [str(word) for word in command]
     process = subprocess.Popen(
         words,
@@ -67,7 +70,7 @@ class Environment:
 
     def install(self, *requirements: str | Path, overrides: Path | None = None) -> None:
         """Add distributions, as `uv pip install` does."""
-        command: list[str | Path] = ["uv", "pip", "install", "-q", "--compile-bytecode"]
+        command: list[str | Path] = ["uv", "pip", "install", "-q"]
         command += ["--python", self.python, "--constraints", self._constraints]
         command += ["--overrides", overrides] if overrides else []
         run(*command, *requirements, cwd=self._directory)
