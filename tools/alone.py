@@ -36,11 +36,14 @@ from rl_core.interfaces import TransferRole
 MooncakeCheckpointEngine(MooncakeConfig(), TransferRole("sender", 0, key=new_key()))
 """,
     "rl-rollout-vllm": """
-import asyncio
+from pathlib import Path
+from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
+from rl_core.testing.launcher import ProcessLauncher
 from rl_rollout_vllm.config import VllmConfig
-from rl_rollout_vllm.server import VllmServer
-asyncio.run(VllmServer(VllmConfig("."), Placement()).start())
+from rl_rollout_vllm.replica import VllmReplica
+Path("config.json").write_text("{}")
+VllmReplica(VllmConfig("."), ProcessLauncher(), Placement()).start(Deadline.after(300))
 """,
 }
 """Programs that need what the extra brings."""
