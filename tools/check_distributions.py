@@ -1,171 +1,170 @@
 """Build every wheel and sdist, and use them as somebody else would.
 
-    uv run tools/check_distributions.py             everything
-    uv run tools/check_distributions.py rl-core     only this one, built and checked alone
+    uv run tools/check_distributions.py                     everything
+    uv run tools/check_distributions.py rl-core together    only these
+    uv run tools/check_distributions.py --list              the names as JSON, for a CI matrix
 
-For each distribution: its wheel holds the package, its licence and `py.typed` and no tests; alone
-in a fresh environment it imports, its entry points load, and nothing of the siblings comes with
-it; the tests in its sdist pass there. In the end all are installed together, first the wheels, then
-with the README's line.
+Everything happens in a temporary directory, in environments that know nothing of this checkout. A
+table says what held, a package a line; exit code 1 if anything did not. The steps:
+
+    build     sdist, and the wheel from the sdist
+    wheel     the package, `py.typed`, licence, nothing else; metadata, the pin of rl-core
+    sdist     sources, tests, README, changelog, licence
+    bare      installed without an extra: neither siblings nor Ray or an engine come with it, it
+              imports, its entry points load, and using it without its library is a ComponentError
+              that names the extra
+    extra     with the extra that brings the library: still nothing foreign, and what its entry
+              points name can be loaded
+    readme    the first program of its README runs, before anything of the tests is installed
+    beside    where the library is there already, the wheel brings itself and rl-core, and changes
+              nothing
+    tests     the tests in the sdist, contracts included
+
+`together` installs all of them: first the wheels, then with the README's line.
 """
 
-import os
-import re
-import subprocess
+import argparse
+import json
+import signal
 import sys
-import tarfile
 import tempfile
-import tomllib
-import zipfile
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from test_packages import OPTIONS, ROOT, packages
+from alone import Alone
+from distributions import (
+    CORE,
+    Distribution,
+    DistributionError,
+    build,
+    check_sdist,
+    check_wheel,
+)
+from fresh_environment import CommandError
+from test_packages import packages
+from together import check_readme_line, check_wheels
 
-OVERRIDES = ROOT / "tools" / "cpu-overrides.txt"
-EXTRAS = {"rl-rollout-vllm": "cpu", "rl-ckpt-mooncake": "cpu", "rl-core": "torch"}
-SUITE_EXTRA = "rl-core[testing]"
-NEEDS_THE_OTHERS = "rl-minirl"
-"""The application composes its siblings: it is not checked alone."""
+TOGETHER = "together"
+ALONE = ("build", "wheel", "sdist", "bare", "extra", "readme", "beside", "tests")
+ALL = ("wheels", "readme line")
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """One package and what was built of it."""
+class Results:
+    """What each step of each package came to."""
 
-    name: str
-    source: Path
-    wheel: Path
-    sdist: Path
-
-    @property
-    def requirement(self) -> str:
-        """The wheel, with the extra that makes it work on the CPU."""
-        extra = EXTRAS.get(self.name)
-        return f"{self.wheel}[{extra}]" if extra else str(self.wheel)
-
-    @property
-    def module(self) -> str:
-        """Name to import it by."""
-        [package] = [path for path in (self.source / "src").iterdir() if path.is_dir()]
-        return package.name
+    def __init__(self) -> None:
+        self._cells: dict[tuple[str, str], str] = {}
+        self._failures: list[str] = []
 
     @property
-    def groups(self) -> dict[str, dict[str, str]]:
-        """Entry points by group."""
-        project = tomllib.loads((self.source / "pyproject.toml").read_text())["project"]
-        found: dict[str, dict[str, str]] = project.get("entry-points", {})
+    def failed(self) -> bool:
+        """Whether anything did not hold."""
+        return bool(self._failures)
+
+    def record(self, name: str, step: str, check: Callable[[], object]) -> object:
+        """Run one check, and note how it ended; what it returns, which stands in the table if text.
+
+        None after a failure.
+        """
+        begin, found = time.monotonic(), None
+        try:
+            found = check()
+        except (DistributionError, CommandError) as error:
+            self._cells[name, step] = "FAILED"
+            self._failures.append(f"{name} {step}: {str(error).splitlines()[-1]}")
+            sys.stderr.write(f"{error}\n")
+        else:
+            self._cells[name, step] = f"ok, {found}" if isinstance(found, str) else "ok"
+        took = f"{time.monotonic() - begin:.0f} s"
+        sys.stderr.write(f"{name} {step}: {self._cells[name, step]} ({took})\n")
         return found
 
+    def table(self, names: list[str], steps: tuple[str, ...]) -> str:
+        """A line a package, a column a step; `-` is a step that an earlier one prevented."""
+        rows = [("", *steps)]
+        rows += [(name, *(self._cells.get((name, step), "-") for step in steps)) for name in names]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(lines) + "\n"
 
-class Environment:
-    """A fresh virtual environment that finds our distributions in `dist` and nowhere else."""
-
-    def __init__(self, path: Path, dist: Path) -> None:
-        self.python = path / "bin" / "python"
-        self._dist = dist
-        run("uv", "venv", "-q", "--python", "3.11", str(path))
-
-    def install(self, *requirements: str) -> None:
-        """Add distributions, with the overrides that the README names."""
-        command = ["uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(self.python)]
-        command += ["--overrides", str(OVERRIDES), "--find-links", str(self._dist)]
-        run(*command, *requirements)
-
-    def check(self, code: str) -> None:
-        """Run a line of Python there."""
-        run(str(self.python), "-c", code)
-
-    def installed(self) -> set[str]:
-        """Names of all distributions in it."""
-        lines = run("uv", "pip", "list", "-q", "--python", str(self.python)).splitlines()[2:]
-        return {line.split()[0].lower() for line in lines}
+    def failures(self) -> str:
+        """A line for each step that failed; what it printed is on stderr."""
+        return "".join(f"FAILED {failure}\n" for failure in self._failures)
 
 
-def run(*command: str, cwd: Path | None = None) -> str:
-    """Output of a command that must succeed; its errors go to ours."""
-    environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode != 0:
-        sys.stdout.write(done.stdout[-4000:])
-        raise SystemExit(f"failed with {done.returncode}: {' '.join(command)}")
-    return done.stdout
+def check_alone(results: Results, item: Distribution, directory: Path, core: str) -> None:
+    """All steps of one package after its build."""
+    results.record(item.name, "wheel", lambda: check_wheel(item, core))
+    results.record(item.name, "sdist", lambda: check_sdist(item))
+    alone = Alone(item, directory)
+    for step, check in (
+        ("bare", alone.check_bare),
+        ("extra", alone.check_extra),
+        ("readme", alone.check_readme),
+        ("beside", alone.check_beside),
+        ("tests", alone.check_tests),
+    ):
+        results.record(item.name, step, check)
+    alone.remove()
 
 
-def build(name: str, source: Path, dist: Path) -> Distribution:
-    """Wheel and sdist; the wheel is built from the sdist."""
-    run("uv", "build", "-q", "--out-dir", str(dist), str(source))
-    stem = name.replace("-", "_")
-    [wheel] = dist.glob(f"{stem}-*.whl")
-    [sdist] = dist.glob(f"{stem}-*.tar.gz")
-    return Distribution(name, source, wheel, sdist)
+def check_together(results: Results, items: list[Distribution], directory: Path) -> None:
+    """All packages in one environment."""
+    results.record(TOGETHER, ALL[0], lambda: check_wheels(items, directory))
+    results.record(TOGETHER, ALL[1], lambda: check_readme_line(items, directory))
 
 
-def check_wheel(item: Distribution) -> None:
-    """What is in the wheel."""
-    names = zipfile.ZipFile(item.wheel).namelist()
-    assert f"{item.module}/py.typed" in names, names
-    assert any(name.endswith("licenses/LICENSE") for name in names), names
-    assert not [name for name in names if name.startswith("tests/")], names
+def build_all(results: Results, directory: Path) -> dict[str, Distribution]:
+    """What could be built, and `constraints.txt` in `directory` that says where it is."""
+    built: dict[str, Distribution] = {}
+    dist = directory / "dist"
+    dist.mkdir()
+    for name, source in packages().items():
+        made = results.record(name, "build", partial(build, name, source, dist))
+        if isinstance(made, Distribution):
+            built[name] = made
+    lines = (item.requirement() for item in built.values())
+    (directory / "constraints.txt").write_text("\n".join(lines) + "\n")
+    return built
 
 
-def check_alone(item: Distribution, directory: Path, dist: Path, siblings: set[str]) -> None:
-    """Import, entry points, tests of the sdist, in an environment with nothing else."""
-    environment = Environment(directory / "venv", dist)
-    environment.install(item.requirement)
-    foreign = environment.installed() & (siblings - {item.name, "rl-core"} | {"ray"})
-    assert not foreign, f"{item.name} brings {sorted(foreign)}"
-    environment.check(f"import {item.module}")
-    for group in item.groups:
-        environment.check(
-            "from importlib.metadata import entry_points\n"
-            f"for entry in entry_points(group={group!r}): entry.load()"
-        )
-    environment.install(SUITE_EXTRA)
-    with tarfile.open(item.sdist) as archive:
-        archive.extractall(directory, filter="data")
-    [unpacked] = directory.glob(f"{item.name.replace('-', '_')}-*")
-    run(str(environment.python), "-m", "pytest", "-q", *OPTIONS.split(), "tests", cwd=unpacked)
-
-
-def check_together(items: list[Distribution], directory: Path, dist: Path) -> None:
-    """All of them in one environment, in which the application imports."""
-    environment = Environment(directory, dist)
-    environment.install(*(item.requirement for item in items))
-    missing = {item.name for item in items} - environment.installed()
-    assert not missing, missing
-    environment.check("import minirl.task_runner")
-
-
-def check_readme(directory: Path, dist: Path) -> None:
-    """The README's command, into a fresh environment."""
-    [line] = re.findall(r"^uv pip install .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    environment = Environment(directory, dist)
-    run("bash", "-c", f"{line} --python {environment.python}", cwd=ROOT)
-    environment.check("import minirl.task_runner")
+def check(wanted: list[str], directory: Path) -> Results:
+    """Build everything, check what is wanted."""
+    results = Results()
+    built = build_all(results, directory)
+    for name in wanted:
+        if name in built and CORE in built:
+            version = built[CORE].project["version"]
+            check_alone(results, built[name], directory, version)
+    if TOGETHER in wanted and len(built) == len(packages()):
+        check_together(results, list(built.values()), directory)
+    return results
 
 
 def main() -> int:
-    """0, or an error at the first thing that is wrong."""
-    known = packages()
-    wanted = sys.argv[1:] or sorted(known)
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        dist = directory / "dist"
-        items = {name: build(name, source, dist) for name, source in known.items()}
-        for name in wanted:
-            check_wheel(items[name])
-            if name != NEEDS_THE_OTHERS:
-                check_alone(items[name], directory / name, dist, set(known))
-            sys.stdout.write(f"{name}: good\n")
-            sys.stdout.flush()
-        if not sys.argv[1:]:
-            check_together(list(items.values()), directory / "together", dist)
-            check_readme(directory / "readme", dist)
-            sys.stdout.write("all together: good\n")
-    return 0
+    """Exit code 1 if anything did not hold."""
+    known = [*sorted(packages()), TOGETHER]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all if none is given")
+    parser.add_argument("--list", action="store_true", help="print the names as JSON and stop")
+    arguments = parser.parse_args()
+    if arguments.list:
+        sys.stdout.write(json.dumps(known) + "\n")
+        return 0
+    unknown = sorted(set(arguments.names) - set(known))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    wanted = arguments.names or known
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the directory is removed
+    with tempfile.TemporaryDirectory() as directory:
+        results = check(wanted, Path(directory))
+    alone = [name for name in wanted if name != TOGETHER]
+    sys.stdout.write(results.table(alone, ALONE) if alone else "")
+    sys.stdout.write(results.table([TOGETHER], ALL) if TOGETHER in wanted else "")
+    sys.stdout.write(results.failures())
+    return 1 if results.failed else 0
 
 
 if __name__ == "__main__":

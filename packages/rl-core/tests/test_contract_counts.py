@@ -34,3 +34,20 @@ def test_a_run_without_contracts_says_nothing(pytester: pytest.Pytester):
     pytester.makepyfile("def test_other(): pass")
     lines = pytester.runpytest_inprocess().outlines
     assert not any(line.startswith("=") and " contracts " in line for line in lines)
+
+
+def test_a_module_that_is_skipped_or_broken_is_nobodys_check(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        test_mine=TESTS,
+        test_skipped="import pytest; pytest.importorskip('made_up_library')",
+        test_broken="import made_up_library",
+    )
+    lines = pytester.runpytest_inprocess("--continue-on-collection-errors").outlines
+    assert [line for line in lines if line.endswith("TestMine")] == [
+        "   1 passed, 1 failed,  2 skipped  TestMine"
+    ]
+
+
+def test_markers_of_the_kit_need_no_configuration(pytester: pytest.Pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.engine\ndef test_it(): pass")
+    pytester.runpytest_inprocess("--strict-markers").assert_outcomes(passed=1)

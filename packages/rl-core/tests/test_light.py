@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rl_core
 
 PACKAGE = Path(rl_core.__file__).parent
@@ -12,6 +14,10 @@ LIGHT = sorted(
     for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("interfaces/*.py"))
     if path.stem not in {"__init__", "torch"}
 )
+NEEDS_TORCH = [
+    "rl_core.torch",
+    *(f"rl_core.transfer.{name}" for name in ("buffers", "engine", "packing", "unpacking")),
+]
 HEAVY = ("torch", "numpy", "ray", "omegaconf", "vllm", "sglang", "transformers", "pytest")
 
 
@@ -49,3 +55,15 @@ def test_torch_helpers_import_torch_and_nothing_else_heavy():
 def test_no_module_is_longer_than_the_cap():
     lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path.name: count for path, count in lengths.items() if count > 350} == {}
+
+
+@pytest.mark.parametrize("module", NEEDS_TORCH)
+def test_without_torch_the_extra_is_named(module):
+    run(
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from rl_core.errors import ComponentError\n"
+        f"try: import {module}\n"
+        "except ComponentError as error: assert 'rl-core[torch]' in str(error)\n"
+        "else: raise SystemExit('no error')\n"
+    )

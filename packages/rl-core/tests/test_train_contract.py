@@ -19,9 +19,14 @@ SAMPLES = [
 ]
 
 
+def make_config(rate, world_size):
+    del world_size
+    return plain.PlainConfig(rate)
+
+
 def under_test(cls, world_size, launcher):
     engine = f"{cls.__module__}:{cls.__name__}"
-    return TrainUnderTest(engine, plain.PlainConfig, SAMPLES, world_size, launcher, timeout_s=60)
+    return TrainUnderTest(engine, make_config, SAMPLES, world_size, launcher, timeout_s=60)
 
 
 class TestOneRank(TrainEngineContract):

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from rl_core.interfaces import RolloutAdapter, RolloutBackend
 from rl_core.plugins import ROLLOUT_BACKENDS, build_config, load_backend, load_object
+from rl_core.testing.package_contract import FOREIGN, PackageContract
 
 BLOCK = """
 import sys
@@ -59,3 +62,16 @@ else:
 """
     result = run_blocked(("vllm",), code)
     assert result.returncode == 0, result.stderr
+
+
+class TestPackage(PackageContract):
+    distribution = "rl-rollout-vllm"
+    module = "rl_rollout_vllm"
+    entry = (ROLLOUT_BACKENDS, "vllm")
+    blocked = ("vllm", "transformers", *FOREIGN)
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def a_model(cls, model_dirs):
+        """The configuration looks for a model."""
+        cls.config = {"local_path": str(model_dirs["dense"][0])}

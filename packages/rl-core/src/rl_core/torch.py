@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import torch
 import xxhash
 
 from rl_core import digests
-from rl_core.errors import ManifestMismatchError
+from rl_core.errors import ComponentNotFoundError, ManifestMismatchError
 from rl_core.metadata import DTYPE_BYTES, TensorMeta
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    msg = f"rl_core.torch needs torch ({error}): pip install 'rl-core[torch]'"
+    raise ComponentNotFoundError(msg) from error
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -14,12 +14,16 @@ from rl_core.testing.contract import SKIP_PREFIX, Contract
 
 _PROPERTY = "contract"
 _GROUP = "xdist_group"
+_MARKERS = (
+    "xdist_group(name): tests that one worker runs; the module, unless something else is set",
+    "engine: starts a real rollout engine or several processes",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announce the marker that pytest-xdist knows, for runs without it."""
-    line = "xdist_group(name): tests that one worker runs; the module, unless something else is set"
-    config.addinivalue_line("markers", line)
+    """Announce the markers of the contracts' tests, for runs without a configuration of ours."""
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -71,14 +75,20 @@ def counts(
     passed = _by_class(report for report in stats.get("passed", []) if report.when == "call")
     skipped: Counter[tuple[str, str]] = Counter()
     for report in stats.get("skipped", []):
-        name = dict(report.user_properties).get(_PROPERTY)
+        name = _contract(report)
         text = str(report.longrepr[2]) if isinstance(report.longrepr, (tuple, list)) else ""
         _, prefix, reason = text.partition(SKIP_PREFIX)
-        if prefix and isinstance(name, str):
+        if prefix and name is not None:
             skipped[name, reason] += 1
     return passed, skipped
 
 
 def _by_class(reports: Iterable[pytest.TestReport]) -> Counter[str]:
-    names = (dict(getattr(report, "user_properties", ())).get(_PROPERTY) for report in reports)
-    return Counter(name for name in names if isinstance(name, str))
+    names = (_contract(report) for report in reports)
+    return Counter(name for name in names if name is not None)
+
+
+def _contract(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Contract that a report is about; a module that was skipped or not collected has none."""
+    name = dict(getattr(report, "user_properties", ())).get(_PROPERTY)
+    return name if isinstance(name, str) else None

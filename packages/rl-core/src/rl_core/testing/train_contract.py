@@ -50,7 +50,8 @@ class TrainUnderTest:
 
     Attributes:
         engine: `module:Class`, called with (config, RankPlace).
-        make_config: its configuration for a given learning rate; picklable.
+        make_config: its configuration for a learning rate and a number of ranks; what it returns
+            is pickled.
         samples: at least two for each rank; each with some masked and some unmasked tokens.
         world_size: ranks.
         launcher: starts them.
@@ -59,7 +60,7 @@ class TrainUnderTest:
     """
 
     engine: str
-    make_config: Callable[[float], Any]
+    make_config: Callable[[float, int], Any]
     samples: Sequence[TrainSample]
     world_size: int
     launcher: Launcher
@@ -69,7 +70,7 @@ class TrainUnderTest:
     def create(self, pool: RankPool, rate: float, world_size: int | None = None) -> RankGroup:
         """A group of ranks in `pool` with this learning rate, not initialized yet."""
         size = world_size or self.world_size
-        return pool.create(self.engine, self.make_config(rate), size)
+        return pool.create(self.engine, self.make_config(rate, size), size)
 
     def start(self, pool: RankPool, rate: float, world_size: int | None = None) -> RankGroup:
         """As `create`, and initialized."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rl_core.torch import as_bytes  # first: it says what to install where torch is missing
+
+# isort: split
 import torch
 
-from rl_core.torch import as_bytes
 from rl_core.transfer.transport import BUFFERS
 
 if TYPE_CHECKING:

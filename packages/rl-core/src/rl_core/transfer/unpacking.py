@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rl_core.torch import from_bytes  # first: it says what to install where torch is missing
+
+# isort: split
 import torch
 
 from rl_core.digests import digest_of_digests, kind_of
 from rl_core.errors import ManifestMismatchError, MessageError, VerificationError
 from rl_core.interfaces import LeasedTensor
 from rl_core.metadata import ManifestCheck
-from rl_core.torch import from_bytes
 from rl_core.transfer.buffers import copy_bytes
 
 if TYPE_CHECKING:
