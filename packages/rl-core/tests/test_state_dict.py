@@ -1,0 +1,68 @@
+"""`send_state_dict` and `receive_state_dict` over a transport within the process."""
+
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+
+import pytest
+import torch
+
+from rl_core.channel import new_key
+from rl_core.deadlines import Deadline
+from rl_core.errors import PeerLostError, StaleVersionError, TransferTimeoutError
+from rl_core.interfaces import TransferRole
+from rl_core.testing.loopback_transport import LoopbackEngine
+from rl_core.transfer.state_dict import receive_state_dict, send_state_dict
+from rl_core.versions import PolicyVersion
+
+STATE = {"a": torch.randn(3, 5), "b": torch.arange(7), "c": torch.tensor(1.5, dtype=torch.bfloat16)}
+
+
+@pytest.fixture
+def engines():
+    key = new_key()
+    roles = [TransferRole("sender", 0, key=key)]
+    roles += [TransferRole("receiver", rank, key=key) for rank in range(2)]
+    made = [LoopbackEngine(role, 0.25) for role in roles]
+    yield made
+    for engine in made:
+        engine.shutdown()
+
+
+def move(engines, version, seconds=20.0):
+    sender, *receivers = engines
+    ends = [Pipe() for _ in receivers]
+    ours, deadline = [pipe for pipe, _ in ends], Deadline.after(seconds)
+    with ThreadPoolExecutor(2) as threads:
+        received = [
+            threads.submit(receive_state_dict, engine, theirs, deadline)
+            for engine, (_, theirs) in zip(receivers, ends, strict=True)
+        ]
+        report = send_state_dict(sender, STATE, version, ours, deadline)
+        return report, [call.result(seconds) for call in received]
+
+
+def test_every_receiver_has_the_state_and_its_version(engines):
+    for step in range(3):  # the engines are used again
+        report, received = move(engines, PolicyVersion(1, step))
+        assert report.payload_bytes == sum(t.nbytes for t in STATE.values())
+        for version, state in received:
+            assert version == PolicyVersion(1, step)
+            assert list(state) == list(STATE)
+            assert all(torch.equal(state[name], STATE[name]) for name in STATE)
+
+
+def test_a_version_that_was_received_is_refused(engines):
+    move(engines, PolicyVersion(1, 1))
+    with pytest.raises(StaleVersionError):
+        move(engines, PolicyVersion(1, 1))
+    move(engines, PolicyVersion(1, 2))
+
+
+def test_a_receiver_that_does_not_come_or_is_gone_is_named(engines):
+    mine, theirs = Pipe()
+    arguments = (engines[0], STATE, PolicyVersion(1, 0), [mine])
+    with pytest.raises(TransferTimeoutError, match="receiver 0"):
+        send_state_dict(*arguments, Deadline.after(0.05))
+    theirs.close()
+    with pytest.raises(PeerLostError, match="receiver 0"):
+        send_state_dict(*arguments, Deadline.after(20))
