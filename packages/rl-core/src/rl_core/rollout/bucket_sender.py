@@ -9,9 +9,9 @@ import torch
 from rl_core.buckets import BucketCursor, Slot, align, bucket_bytes
 from rl_core.errors import ManifestMismatchError, MessageError
 from rl_core.metadata import Manifest, ManifestCheck, TensorMeta
+from rl_core.rollout.buffers import Buffers, create_buffers
+from rl_core.rollout.protocol import AbortStream, Ack, Bucket, CloseStream, Piece
 from rl_core.torch import as_bytes, dtype_of
-from rl_rollout_vllm.buffers import Buffers, create_buffers
-from rl_rollout_vllm.protocol import AbortStream, Ack, Bucket, CloseStream, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

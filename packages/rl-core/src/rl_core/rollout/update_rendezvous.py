@@ -14,7 +14,7 @@ from rl_core.errors import (
     TransferTimeoutError,
 )
 from rl_core.interfaces import LoadReport
-from rl_rollout_vllm.protocol import Offer
+from rl_core.rollout.protocol import Offer
 
 Run = Callable[[Sequence[Offer]], Awaitable[list[LoadReport]]]
 

@@ -11,9 +11,8 @@ from rl_core.channel import connect
 from rl_core.deadlines import Deadline
 from rl_core.errors import ManifestMismatchError, MessageError, TransferError
 from rl_core.metadata import Manifest, ManifestCheck, TensorMeta, Trailer
-from rl_core.torch import from_bytes
-from rl_rollout_vllm.buffers import receive_buffers
-from rl_rollout_vllm.protocol import (
+from rl_core.rollout.buffers import receive_buffers
+from rl_core.rollout.protocol import (
     AbortStream,
     Ack,
     Bucket,
@@ -23,6 +22,7 @@ from rl_rollout_vllm.protocol import (
     OpenStream,
     Piece,
 )
+from rl_core.torch import from_bytes
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Who keeps the engine from scheduling: the user (`pause`), a weight update, or both."""
 
 from rl_core.interfaces import PauseMode
-from rl_rollout_vllm.engine_api import Engine
+from rl_core.rollout.engine import Engine
 
 
 class Pauses:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_rollout_vllm.zero_pages import zero
+from rl_core.rollout.zero_pages import zero
 
 
 @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 70_001, 1 << 26])

@@ -1,4 +1,4 @@
-"""Finds tensors that vLLM's weight loaders cut short or leave out without a word.
+"""Finds tensors that an engine's weight loaders cut short or leave out without a word.
 
 A loader takes this rank's part of a tensor by slicing, so that a tensor with too many rows loads
 "successfully", and passes over some names. While a batch is loaded, the ledger counts how many
@@ -9,12 +9,12 @@ of it where n divides the number of ranks; anything else is a tensor of another 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rl_core.errors import ManifestMismatchError
 
@@ -24,6 +24,25 @@ DERIVED = ("rotary_emb.inv_freq",)
 """Ends of names that old checkpoints carry and every engine computes itself."""
 
 
+@dataclass(frozen=True)
+class Copy:
+    """One copy that a loader made.
+
+    Attributes:
+        source: name of the tensor.
+        target: address of the storage that it went into.
+        count: elements.
+        source_dtype: of the tensor.
+        target_dtype: of the parameter.
+    """
+
+    source: str
+    target: int
+    count: int
+    source_dtype: torch.dtype
+    target_dtype: torch.dtype
+
+
 class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
     """Counts elements copied from each tensor of a batch, while it is the active mode.
 
@@ -31,15 +50,17 @@ class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
         copied: elements by tensor name.
         unknown: elements copied from memory that is no tensor of the batch (a loader transformed
             a tensor first).
+        copies: every copy from a tensor of the batch, in order.
     """
 
     def __init__(self, batch: Batch, meta_only: bool) -> None:
-        """Watch `batch`; with `meta_only`, copies into meta tensors (vLLM's first, dry pass)."""
+        """Watch `batch`; with `meta_only`, copies into meta tensors (a dry pass)."""
         super().__init__()
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in batch}
         self._meta_only = meta_only
         self.copied = dict.fromkeys(self._names.values(), 0)
         self.unknown = 0
+        self.copies: list[Copy] = []
 
     def __torch_dispatch__(
         self,
@@ -60,16 +81,21 @@ class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
             self.unknown += target.numel()
         else:
             self.copied[name] += target.numel()
+            into = target.untyped_storage().data_ptr()
+            self.copies.append(Copy(name, into, target.numel(), source.dtype, target.dtype))
 
 
 class Shares:
     """What part of a tensor one rank may take."""
 
-    def __init__(self, model: nn.Module, ranks: int, skipped: Iterable[str]) -> None:
+    def __init__(
+        self, vocabularies: Iterable[nn.Module], ranks: int, skipped: Iterable[str]
+    ) -> None:
         """Look at a model before its update.
 
         Args:
-            model: this rank's model.
+            vocabularies: the model's embeddings that are split over the ranks and padded; both
+                engines' have `shard_indices.num_org_elements` and `embedding_dim`.
             ranks: tensor-parallel ranks.
             skipped: names that the engine leaves out for good reason (tied output heads).
         """
@@ -77,8 +103,7 @@ class Shares:
         self._skipped = frozenset(skipped)
         self._vocabulary = {
             int(layer.shard_indices.num_org_elements) * int(layer.embedding_dim)
-            for layer in model.modules()
-            if isinstance(layer, VocabParallelEmbedding)
+            for layer in vocabularies
         }
 
     def check(self, batch: Batch, ledger: CopyLedger) -> None:

@@ -11,12 +11,10 @@ from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
 from rl_core.metadata import Manifest
 from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
-from rl_core.versions import PolicyVersion
-from rl_rollout_vllm.config import VllmConfig
-from rl_rollout_vllm.engine_api import Engine, load_path
-from rl_rollout_vllm.engine_memory import EngineMemory
-from rl_rollout_vllm.pauses import Pauses
-from rl_rollout_vllm.protocol import (
+from rl_core.rollout.engine import Engine
+from rl_core.rollout.engine_memory import EngineMemory
+from rl_core.rollout.pauses import Pauses
+from rl_core.rollout.protocol import (
     WEIGHTS,
     FromDirectory,
     FromSocket,
@@ -25,7 +23,8 @@ from rl_rollout_vllm.protocol import (
     UpdateRequest,
     UpdateResult,
 )
-from rl_rollout_vllm.update_rendezvous import Rendezvous
+from rl_core.rollout.update_rendezvous import Rendezvous
+from rl_core.versions import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +34,13 @@ class WeightUpdates:
 
     def __init__(
         self,
-        config: VllmConfig,
         engine: Engine,
         gate: ServingGate,
         pauses: Pauses,
         memory: EngineMemory,
+        check_finite: bool,
     ) -> None:
-        self._config = config
+        self._check_finite = check_finite
         self._engine = engine
         self._gate = gate
         self._pauses = pauses
@@ -57,7 +56,7 @@ class WeightUpdates:
         update = self._update
         if update is None:
             self._gate.apply(Begin(offer.manifest.version))
-            update = self._update = Rendezvous(offer, self._engine.ranks, self._load_offers)
+            update = self._update = Rendezvous(offer, len(self._engine.workers), self._load_offers)
         else:
             update.check(offer)
         attempt = self._gate.state.attempt
@@ -78,7 +77,7 @@ class WeightUpdates:
         attempt = self._gate.state.attempt
         try:
             source = FromDirectory(path)
-            reports = await self._load([source] * self._engine.ranks, manifest, seconds)
+            reports = await self._load([source] * len(self._engine.workers), manifest, seconds)
         except MiniRLError as error:
             self._fail(attempt, error)
             raise
@@ -98,7 +97,8 @@ class WeightUpdates:
             self._gate.apply(Verified(version))
         attempt = self._gate.state.attempt
         try:
-            await self._memory.clear_kv_cache()
+            await self._engine.clear_kv_cache()
+            await self._engine.zero_kv_cache()
             await self._engine.set_version(str(version))
         except RolloutError as error:
             self._fail(attempt, error)
@@ -118,8 +118,7 @@ class WeightUpdates:
         if WEIGHTS in self._memory.released:
             raise LifecycleError("the weights are released; resume them before an update")
         await self._pauses.begin_update()
-        path = load_path(self._config.load_path)
-        finite = self._config.check_finite
+        path, finite = self._engine.load_path, self._check_finite
         requests = [UpdateRequest(item, manifest, seconds, path, finite) for item in sources]
         reports = await self._call_workers(requests)
         self._gate.apply(Received(manifest.version, attempt))
@@ -130,7 +129,7 @@ class WeightUpdates:
         """Run one update on all ranks; the first rank's error if any failed."""
         encoded = [msgspec.msgpack.encode(request) for request in requests]
         try:
-            answers = await self._engine.rpc("rl_update", encoded)
+            answers = await self._engine.update(encoded)
         except RolloutError as error:
             raise TransferError(f"the engine failed during an update: {error}") from error
         reports = []

@@ -17,11 +17,11 @@ from rl_core.errors import (
 )
 from rl_core.interfaces import BucketLease, LeasedTensor
 from rl_core.metadata import Manifest, TensorMeta, Trailer
+from rl_core.rollout.bucket_receiver import BucketReceiver
+from rl_core.rollout.bucket_sender import BucketSender, BufferPool
+from rl_core.rollout.protocol import CloseStream, FromSocket, FromWorker, OpenStream
 from rl_core.torch import as_bytes, dtype_of, meta_of
 from rl_core.versions import PolicyVersion
-from rl_rollout_vllm.bucket_receiver import BucketReceiver
-from rl_rollout_vllm.bucket_sender import BucketSender, BufferPool
-from rl_rollout_vllm.protocol import CloseStream, FromSocket, FromWorker, OpenStream
 
 VERSION = PolicyVersion(1, 1)
 LIMIT_S = 20.0

@@ -8,7 +8,7 @@ import time
 
 WATCHER = """
 import os, sys, time
-from rl_rollout_vllm.process_watch import end_with
+from rl_core.rollout.process_watch import end_with
 end_with(int(sys.argv[1]), sys.argv[2])
 print("watching", flush=True)
 time.sleep(60)

@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from rl_core.errors import TransferError
+from rl_core.rollout.protocol import OpenStream
 from rl_core.shared_memory import SharedBuffer
-from rl_rollout_vllm.protocol import OpenStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class SharedMemoryBuffers:
     @classmethod
     def create(cls, count: int, nbytes: int) -> SharedMemoryBuffers:
         """Allocate `count` buffers; TransferError if there is no memory."""
-        return cls([SharedBuffer.create(nbytes, "rl-rollout-vllm") for _ in range(count)])
+        return cls([SharedBuffer.create(nbytes, "rl-rollout") for _ in range(count)])
 
     @classmethod
     def receive(cls, opening: OpenStream, channel: Channel, deadline: Deadline) -> Buffers:

@@ -7,8 +7,8 @@ import torch
 from rl_core.digests import check, digest_of_digests, kind_of
 from rl_core.errors import ManifestMismatchError, VerificationError
 from rl_core.metadata import Manifest
+from rl_core.rollout.bucket_receiver import Arrival
 from rl_core.torch import content_digest
-from rl_rollout_vllm.bucket_receiver import Arrival
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ def check_supported(manifest: Manifest) -> None:
         if meta.target != "policy" or meta.quantisation is not None:
             msg = (
                 f"tensor {meta.name!r} (target={meta.target}, quantisation={meta.quantisation}): "
-                "rl-rollout-vllm loads plain tensors into the policy only"
+                "only plain tensors of the policy can be loaded"
             )
             raise ManifestMismatchError(msg)
 

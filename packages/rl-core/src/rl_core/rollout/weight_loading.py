@@ -1,26 +1,32 @@
 """One weight update in an engine worker: receive, check, load; whole or not at all.
 
-How tensors enter the model is a `Session` (`rl_rollout_vllm.load_sessions`).
+How tensors enter the model is a `Session`, which the backend brings.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError, WeightSyncError
 from rl_core.interfaces import LoadReport
-from rl_rollout_vllm.bucket_receiver import BucketReceiver
-from rl_rollout_vllm.protocol import FromSocket, UpdateRequest
-from rl_rollout_vllm.weight_checks import ArrivalChecks, check_supported
-from rl_rollout_vllm.weights_directory import DirectoryReader
+from rl_core.rollout.bucket_receiver import BucketReceiver
+from rl_core.rollout.protocol import FromSocket, UpdateRequest, UpdateResult, WorkerError
+from rl_core.rollout.weight_checks import ArrivalChecks, check_supported
+from rl_core.rollout.weights_directory import DirectoryReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from rl_rollout_vllm.bucket_receiver import Arrival
+    from rl_core.rollout.bucket_receiver import Arrival
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,6 +65,26 @@ class Session(Protocol):
         """Leave the model in a state from which a complete load repairs it."""
 
 
+def answer_update(encoded: bytes, session_for: Callable[[str], Session]) -> bytes:
+    """Carry out one rank's encoded `UpdateRequest`; an encoded `UpdateResult`. Raises nothing.
+
+    Args:
+        encoded: the request.
+        session_for: makes the session of a load path, `bracketed` or `plain`.
+    """
+    request = msgspec.msgpack.decode(encoded, type=UpdateRequest)
+    try:
+        report = run_update(session_for(request.load_path), Update.of(request))
+        return msgspec.msgpack.encode(UpdateResult(report))
+    except MiniRLError as error:
+        logger.warning("update to %s failed: %s", request.manifest.version, error)
+        return msgspec.msgpack.encode(UpdateResult(error=WorkerError.of(error)))
+    except Exception as error:  # edge of the process: the engine must not die of it
+        logger.exception("update to %s failed", request.manifest.version)
+        failure = WeightSyncError(_described(error))
+        return msgspec.msgpack.encode(UpdateResult(error=WorkerError.of(failure)))
+
+
 def run_update(session: Session, update: Update) -> LoadReport:
     """Receive, check and load one version.
 
@@ -76,7 +102,7 @@ def run_update(session: Session, update: Update) -> LoadReport:
         raise
     except Exception as error:
         session.abandon()
-        msg = f"vLLM could not load {update.request.manifest.version}: {_described(error)}"
+        msg = f"the engine could not load {update.request.manifest.version}: {_described(error)}"
         raise WeightSyncError(msg) from error
     return LoadReport(
         update.request.manifest.version,

@@ -7,8 +7,8 @@ import pytest
 
 from rl_core.gate import ServingGate
 from rl_core.publish import Begin, Commit, Failed, Received, Verified
+from rl_core.rollout.gated_app import OPEN_PATHS, GatedApp
 from rl_core.versions import PolicyVersion
-from rl_rollout_vllm.gated_app import OPEN_PATHS, GatedApp
 
 V1 = PolicyVersion(1, 1)
 

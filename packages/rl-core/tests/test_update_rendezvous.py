@@ -13,9 +13,9 @@ from rl_core.errors import (
 )
 from rl_core.interfaces import LoadReport
 from rl_core.metadata import Manifest, TensorMeta
+from rl_core.rollout.protocol import Offer
+from rl_core.rollout.update_rendezvous import Rendezvous
 from rl_core.versions import PolicyVersion
-from rl_rollout_vllm.protocol import Offer
-from rl_rollout_vllm.update_rendezvous import Rendezvous
 
 V1, V2 = PolicyVersion(1, 1), PolicyVersion(1, 2)
 

@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from rl_core.deadlines import Deadline
 from rl_core.errors import TransferError
 from rl_core.metadata import Manifest, ManifestCheck
+from rl_core.rollout.bucket_receiver import Arrival
 from rl_core.torch import meta_of
-from rl_rollout_vllm.bucket_receiver import Arrival
 
 
 class DirectoryReader:

@@ -1,6 +1,6 @@
 """Ends an engine process when the server process that owns it is gone, however it went.
 
-vLLM's own processes notice the death of their parent only at the next message, if at all.
+Engines' own processes notice the death of their parent only at the next message, if at all.
 """
 
 import contextlib
@@ -16,22 +16,24 @@ from pathlib import Path
 POLL_S = 0.5
 
 
-def end_with(pid: int, scratch: str | None = None) -> None:
+def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
     """Watch process `pid` from a thread; when it ends, remove `scratch` and end this process.
 
     Args:
         pid: the server process.
         scratch: directory of the server's sockets, or None to leave it.
+        segments: pattern of the names below /dev/shm of shared memory that the engine removes in
+            an orderly end only; what this process maps of it is removed. Empty for none.
     """
     parent = os.getppid()
     victims = [os.getpid()] if parent == pid else [parent, os.getpid()]
-    arguments = (pid, scratch, victims)
+    arguments = (pid, scratch, segments, victims)
     threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True).start()
 
 
-def _watch(pid: int, scratch: str | None, victims: list[int]) -> None:
+def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> None:
     _wait_for_end(pid)
-    for name in _own_segments():
+    for name in _own_segments(segments) if segments else ():
         with contextlib.suppress(OSError):
             os.unlink(name)
     if scratch is not None:
@@ -42,13 +44,10 @@ def _watch(pid: int, scratch: str | None, victims: list[int]) -> None:
             os.kill(victim, signal.SIGKILL)
 
 
-def _own_segments() -> set[str]:
-    """Shared memory of vLLM's message queues and CPU collectives that this process maps.
-
-    Their creators remove them in an orderly end only.
-    """
+def _own_segments(names: str) -> set[str]:
+    """Shared memory that this process maps and whose name matches `names`."""
     maps = Path("/proc/self/maps").read_text()
-    return set(re.findall(r"/dev/shm/(?:psm_|vllm_dist_)\S+", maps))
+    return set(re.findall(rf"/dev/shm/(?:{names})\S*", maps))
 
 
 def _wait_for_end(pid: int) -> None:
