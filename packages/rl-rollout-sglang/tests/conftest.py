@@ -25,7 +25,8 @@ no_time_limits()
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these engines share the cores
 KINDS = ("dense", "tied", "moe")
 PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
-EOS_ID = 2
+EOS_ID = 3
+"""A token that model A samples often enough to end by itself."""
 START_S = 240.0
 CALL_S = 60.0
 HERE = Path(__file__).parent
@@ -93,7 +94,22 @@ def model_dirs(tmp_path_factory):
         found[kind] = [root / f"{kind}-a", root / f"{kind}-b"]
         for seed, path in enumerate(found[kind]):
             make_model(kind, seed).save_pretrained(path)
+            if kind == "dense":
+                make_tokenizer().save_pretrained(path)
     return found
+
+
+def make_tokenizer():
+    """Words `t0` to `t79`: without one SGLang serves token ids only."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{token}": token for token in range(SHAPE["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0")
 
 
 @pytest.fixture(scope="session")
@@ -243,7 +259,7 @@ def under_test(engines, weight_sets, save):
             PROMPTS,
             save=save,
             eos_id=EOS_ID,
-            long_tokens=900,
+            long_tokens=300,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
         )

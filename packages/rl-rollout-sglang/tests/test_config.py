@@ -12,7 +12,6 @@ from rl_rollout_sglang.replica import SglangReplica
 from rl_rollout_sglang.server_args import check_known, kv_tokens, server_args
 from rl_rollout_sglang.server_env import CPU_PLUGIN, server_env
 
-
 SIZES = {
     "vocab_size": 80,
     "hidden_size": 64,

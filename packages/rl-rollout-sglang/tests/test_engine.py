@@ -41,7 +41,8 @@ def test_poison_in_the_engine_is_gone_after_a_sync(dense, weight_sets, ask):
     dense.sync(weight_sets["dense"][0])
     after = ask(dense, GREEDY)
     assert [item.token_ids for item in after] == [item.token_ids for item in before]
-    assert [item.log_probs for item in after] == [item.log_probs for item in before]
+    for new, old in zip(after, before, strict=True):
+        assert new.log_probs == pytest.approx(old.log_probs, abs=1e-4)
 
 
 def test_a_dtype_that_is_not_the_parameters_is_refused(dense, weight_sets):
@@ -64,9 +65,7 @@ def test_the_first_partial_set_names_what_never_came(engines, weight_sets):
     short = weight_sets["dense"][0].without(name)
     manifest = short.manifest(started.next_version())
     with pytest.raises(ManifestMismatchError, match=name):
-        started.adapters[0].update_weights(
-            leases(short.entries(), 3), manifest, Deadline.after(30)
-        )
+        started.adapters[0].update_weights(leases(short.entries(), 3), manifest, Deadline.after(30))
     started.sync(weight_sets["dense"][0])
 
 
@@ -135,7 +134,7 @@ def test_requests_without_a_seed_differ(dense, ask):
 def test_speed_and_memory_after_many_cycles(dense, weight_sets, ask):
     """Release, resume, sync: 20 times leave files and memory as they were."""
     scheduler = psutil.Process(dense.state()["workers"][0]["pid"])
-    server = psutil.Process(dense.server.pid)
+    server = psutil.Process(dense.state()["pid"])
 
     def cycle(count):
         for _ in range(count):
@@ -171,7 +170,7 @@ def test_http_answers_as_the_handle_does(dense, prompts, ask):
     assert native["output_ids"] == expected
     body = {"model": "m", "prompt": prompts[0], "max_tokens": 12, "temperature": 0}
     answer = post(dense, {**body, "ignore_eos": True})
-    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["choices"][0]["text"].split() == [f"t{token}" for token in expected]
 
 
 def test_http_refuses_with_the_reason_while_fenced(dense, prompts):

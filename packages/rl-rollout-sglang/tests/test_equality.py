@@ -35,8 +35,17 @@ def assert_equal_to_transformers(started, path, prompts, ask):
         assert completion.log_probs == pytest.approx(expected.tolist(), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["dense"])
+@pytest.fixture
+def dense_a(engines, weight_sets):
+    """The dense engine serving A."""
+    started = engines("dense")
+    started.sync(weight_sets["dense"][0])
+    return started
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "tied"])
 def test_answers_are_those_of_transformers(engines, weight_sets, model_dirs, prompts, ask, kind):
+    """`tied` has two ranks."""
     started = engines(kind)
     for weights in weight_sets[kind]:
         started.sync(weights)
@@ -44,16 +53,19 @@ def test_answers_are_those_of_transformers(engines, weight_sets, model_dirs, pro
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(0.7, -1, 1), (0.7, 20, 1), (1.3, -1, 0.8)]
+    "sampling",
+    [
+        SamplingParams(0.7, max_tokens=24, seed=5, ignore_eos=True),
+        SamplingParams(0.7, top_k=20, max_tokens=24, seed=5, ignore_eos=True),
+        SamplingParams(1.3, top_p=0.8, max_tokens=24, seed=5, ignore_eos=True),
+    ],
+    ids=["temperature", "top_k", "top_p"],
 )
 def test_log_probs_are_of_the_distribution_sampled_from(
-    engines, weight_sets, model_dirs, prompts, ask, temperature, top_k, top_p
+    dense_a, model_dirs, prompts, ask, sampling
 ):
     """Temperature and truncation included, which SGLang's plain log-probabilities leave out."""
-    started = engines("dense")
-    started.sync(weight_sets["dense"][0])
-    sampling = SamplingParams(temperature, top_p, top_k, 24, seed=5, ignore_eos=True)
-    for prompt, completion in zip(prompts, ask(started, sampling), strict=True):
-        path = model_dirs["dense"][0]
+    path = model_dirs["dense"][0]
+    for prompt, completion in zip(prompts, ask(dense_a, sampling), strict=True):
         expected, _ = transformers_log_probs(path, prompt, completion.token_ids, sampling)
         assert completion.log_probs == pytest.approx(expected.tolist(), abs=TOLERANCE)

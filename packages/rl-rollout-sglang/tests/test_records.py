@@ -56,7 +56,7 @@ def test_what_is_missing_or_unknown_is_an_error():
 
 def test_sampling_parameters_reach_the_engine_unchanged():
     sampling = SamplingParams(0.7, 0.9, 40, 17, 123, ignore_eos=True)
-    arguments = request_arguments(GenerateRequest("r", [1, 2], sampling))
+    arguments = request_arguments(GenerateRequest("r", [1, 2], sampling), 80)
     wanted = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_new_tokens": 17}
     assert wanted.items() <= arguments["sampling_params"].items()
     assert arguments["sampling_params"]["sampling_seed"] == 123
@@ -76,6 +76,8 @@ def test_sampling_parameters_reach_the_engine_unchanged():
 )
 def test_truncated_sampling_takes_the_log_probs_of_what_was_left(sampling, asked):
     request = GenerateRequest("r", [1], sampling)
-    assert request_arguments(request)["return_sampling_mask"] is asked
+    arguments = request_arguments(request, 80)
+    assert arguments["return_sampling_mask"] is asked
+    assert not asked or 0 < arguments["sampling_params"]["top_k"] <= 80
     answer = output([4], [(4, -2.0)], output_token_sampling_logprobs=[-0.5])
     assert completion_of(request, answer, V1).log_probs == [-0.5 if asked else -2.0]

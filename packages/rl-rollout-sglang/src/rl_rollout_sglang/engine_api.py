@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 HAS_BRACKET = hasattr(io_struct, "BeginWeightUpdateReqInput")
 POLL_S = 0.005
+FLUSH_S = 5.0
+"""Seconds for requests in flight to end before a flush."""
 BELL_MS = 30_000
 """Milliseconds for a ring to go out, and for SGLang's reply to it, which comes after ours."""
 GRACE_S = 2.0
@@ -191,7 +193,8 @@ class SglangEngine:
         """Complete one request, admitted while `committed` was served; RolloutError."""
         self._check_prompt(request)
         self._check_seed(request)
-        arguments = trajectories.request_arguments(request)
+        vocab_size = self._manager.model_config.vocab_size
+        arguments = trajectories.request_arguments(request, vocab_size)
         stream = self._manager.generate_request(io_struct.GenerateReqInput(**arguments), None)
         with _translated(f"complete request {request.request_id}"):
             output = await self._while_alive(_last(stream))
@@ -255,6 +258,9 @@ class SglangEngine:
         """Drop cached prefixes; RolloutError unless the engine confirms it."""
         with _translated("flush"):
             output = await self._while_alive(self._manager.flush_cache())
+            if not output.success:
+                # Requests that were just answered count as running until the next batch is made.
+                output = await self._while_alive(self._manager.flush_cache(timeout_s=FLUSH_S))
         if not output.success:
             raise RolloutError("the engine did not confirm that its KV cache was flushed")
 

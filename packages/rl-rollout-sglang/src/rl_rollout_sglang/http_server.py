@@ -18,10 +18,12 @@ from rl_rollout_sglang.engine_api import SglangEngine
 SERVED = ("/v1/", "/generate", "/tokenize", "/detokenize", "/api/")
 """Beginnings of paths that ask the model something."""
 
-OPEN = ("/health", "/ping", "/ready", "/model_info", "/get_model_info", "/v1/models", "/metrics")
-"""Beginnings of paths that are answered whatever the gate says."""
+OPEN = frozenset({"/health", "/ping", "/ready", "/model_info", "/get_model_info", "/v1/models"})
+"""Paths that are answered whatever the gate says: they compute nothing with the weights."""
 
 START_S = 60.0
+STOP_S = 1
+"""Seconds for open connections to end by themselves."""
 POLL_S = 0.01
 
 
@@ -47,7 +49,7 @@ class GuardedApp:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         path = scope.get("path", "")
-        if scope["type"] == "lifespan" or path.startswith(OPEN):
+        if scope["type"] == "lifespan" or path in OPEN:
             await self._app(scope, receive, send)
         elif path.startswith(SERVED):
             await self._gated(scope, receive, send)
@@ -61,7 +63,13 @@ class HttpServer:
     def __init__(self, app: App, host: str) -> None:
         self._socket = socket.create_server((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            lifespan="on",  # which makes SGLang's handlers, and has to be ended orderly
+            timeout_graceful_shutdown=STOP_S,
+        )
         self._server = _Uvicorn(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -90,7 +98,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Stop listening and end open connections. Idempotent."""
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
         if self._task is not None:
             await self._task
             self._task = None

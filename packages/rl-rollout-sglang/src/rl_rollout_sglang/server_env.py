@@ -14,7 +14,12 @@ environment stays as it is."""
 
 def server_env(config: SglangConfig, placement: Placement) -> dict[str, str]:
     """Variables to add, before the interpreter starts."""
-    env = {"TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
+    env = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+        # Asked for its health, SGLang would generate a token, which a pause holds up.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    }
     if placement.device == "cpu":
         return env | _cpu(config, placement)
     if placement.visible_devices:

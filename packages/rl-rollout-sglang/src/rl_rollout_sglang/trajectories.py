@@ -21,16 +21,18 @@ def truncated(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
 
-def request_arguments(request: GenerateRequest) -> dict[str, Any]:
+def request_arguments(request: GenerateRequest, vocab_size: int) -> dict[str, Any]:
     """Keyword arguments of SGLang's `GenerateReqInput` for one completion."""
     sampling = request.sampling
+    # Masks are given only to requests that say how many tokens they may choose from.
+    top_k = vocab_size if truncated(sampling) and sampling.top_k <= 0 else sampling.top_k
     return {
         "rid": request.request_id,
         "input_ids": list(request.prompt_ids),
         "sampling_params": {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
+            "top_k": top_k,
             "max_new_tokens": sampling.max_tokens,
             "sampling_seed": sampling.seed,
             "ignore_eos": sampling.ignore_eos,
