@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 SHAPE = {
     "vocab_size": 80,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,  # a multiple of 64 for each of two ranks, see the README
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

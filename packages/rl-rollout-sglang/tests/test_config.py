@@ -10,7 +10,7 @@ from rl_core.plugins import build_config
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.replica import SglangReplica
 from rl_rollout_sglang.server_args import check_known, kv_tokens, server_args
-from rl_rollout_sglang.server_env import CPU_PLUGIN, server_env
+from rl_rollout_sglang.server_env import CPU_PLUGIN, core_lists, server_env
 
 SIZES = {
     "vocab_size": 80,
@@ -125,6 +125,14 @@ def test_no_patch_is_applied_where_an_accelerator_is(path):
 def test_threads_are_shared_by_the_ranks(path):
     config = SglangConfig(local_path=path, cpu_threads=3)
     assert server_env(config, Placement())["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "lists"),
+    [([0, 1], 2, "0|1"), ([2, 3, 6, 7], 2, "2,3|6,7"), ([0, 1], 4, "0|1|0|1"), ([4], 2, "4|4")],
+)
+def test_cores_are_shared_by_the_ranks(cores, ranks, lists):
+    assert core_lists(cores, ranks) == lists
 
 
 def test_a_placement_that_contradicts_the_config_is_refused(path):

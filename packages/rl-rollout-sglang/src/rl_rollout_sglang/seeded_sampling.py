@@ -4,6 +4,8 @@ SGLang's own hashes every element of the vocabulary with a kernel that is not on
 number for a row is enough: it is looked up in the row's cumulated probabilities.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -37,7 +39,7 @@ def multinomial_with_seed(
     return torch.searchsorted(cumulated, wanted, right=True).clamp_(max=log_probs.shape[1] - 1)
 
 
-def _mixed(value: np.ndarray) -> np.ndarray:
+def _mixed(value: Any) -> Any:
     """One round of SplitMix64's finaliser."""
     with np.errstate(over="ignore"):
         value = value + _GOLDEN

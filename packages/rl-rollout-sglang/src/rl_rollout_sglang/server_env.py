@@ -34,8 +34,18 @@ def threads(config: SglangConfig, tp_size: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // tp_size)
 
 
+def core_lists(cores: list[int], ranks: int) -> str:
+    """Cores of each rank as SGLang takes them (`0,1|2,3`); shared where there are too few."""
+    share = max(1, len(cores) // ranks)
+    starts = [rank * share % len(cores) for rank in range(ranks)]
+    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
+
+
 def _cpu(config: SglangConfig, placement: Placement) -> dict[str, str]:
-    return {
+    # SGLang gives rank N the cores of NUMA node N and dies where there are more ranks than nodes.
+    cores = core_lists(sorted(os.sched_getaffinity(0)), placement.tp_size)
+    bound = {"SGLANG_CPU_OMP_THREADS_BIND": cores} if placement.tp_size > 1 else {}
+    return bound | {
         CPU_PLUGIN: "1",
         "OMP_NUM_THREADS": str(threads(config, placement.tp_size)),
         # Sampling with a seed calls torch.compile, for many seconds at the first request.
