@@ -150,6 +150,15 @@ def test_speed_and_memory_after_many_cycles(dense, weight_sets, ask):
     assert scheduler.memory_info().rss - memory < 8 << 20
 
 
+def test_a_batch_is_computed_together(dense, ask):
+    """`batched_attention`: not one operation for each request, layer and token."""
+    before = dense.worker("attention_groups")[0]
+    ask(dense, SamplingParams(0.0, max_tokens=9, ignore_eos=True), [[5, 6, 7]] * 64)
+    groups = dense.worker("attention_groups")[0] - before
+    # Two layers; nine batches, some more if the requests came in several.
+    assert 2 * 9 <= groups <= 2 * 9 * 4
+
+
 # -- HTTP
 
 

@@ -12,12 +12,17 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
     "deterministic inference", which the attention for cpu refuses. Its torch sampler takes them,
     but hashes them with a kernel that is not on PyPI (`rl_rollout_sglang.seeded_sampling` does it
     without). Requests without a seed get one of their id. Seen in 0.5.23.
+`batched_attention`
+    Without it generation is several times slower, and collapses where other processes use the same
+    cores: the torch attention computes one request after the other. Cross attention, sliding
+    windows and single prompts stay with SGLang. Seen in 0.5.23.
 
 Each can be turned off (`RL_ROLLOUT_SGLANG_DISABLE`, names separated by commas), which is how its
 test shows that it is still needed.
 """
 
 import hashlib
+import inspect
 import os
 import sys
 import types
@@ -42,6 +47,8 @@ def install() -> None:
         _stub_rotary_kernels()
     if active("seeded_sampling"):
         _seed_batches()
+    if active("batched_attention"):
+        _batch_attention()
 
 
 def _stub_rotary_kernels() -> None:
@@ -86,3 +93,61 @@ def _seed(request: Any) -> int:
         return int(seed)
     digest = hashlib.blake2s(str(request.rid).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+attention_groups = 0
+"""Groups of sequences that were computed together in this process."""
+
+
+def _batch_attention() -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    if getattr(TorchNativeAttnBackend, "_rl_batched", False):
+        return
+    TorchNativeAttnBackend._rl_batched = True
+    for name, lengths in (("extend", "extend_seq_lens"), ("decode", None)):
+        method = f"_run_sdpa_forward_{name}"
+        original = getattr(TorchNativeAttnBackend, method)
+        setattr(TorchNativeAttnBackend, method, _batched(original, lengths))
+
+
+def _batched(original: Any, queries_argument: str | None) -> Any:
+    """SGLang's method for all requests of a batch, computed in groups where that is possible."""
+    signature = inspect.signature(original)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        special = ("encoder_lens", "is_cross_attn", "sliding_window_size")
+        causal = given["causal"] or queries_argument is None
+        if any(given[name] for name in special) or not causal:
+            return original(*args, **kwargs)
+        _run_in_groups(original, given, queries_argument)
+        return given["output"]
+
+    return run
+
+
+def _run_in_groups(original: Any, given: dict[str, Any], queries_argument: str | None) -> None:
+    global attention_groups  # noqa: PLW0603 - a counter for tests
+    from rl_rollout_sglang.batched_attention import Cache, Span, attend, spans_of
+
+    lengths = given["seq_lens"].tolist()
+    counts = given[queries_argument].tolist() if queries_argument else [1] * len(lengths)
+    cache = Cache(
+        given["k_cache"], given["v_cache"], given["req_to_token"], given["req_pool_indices"]
+    )
+
+    def alone(span: Span) -> None:
+        rows, one = slice(span.start, span.start + span.queries), slice(span.index, span.index + 1)
+        part = dict(given, query=given["query"][rows], output=given["output"][rows])
+        for name in ("req_pool_indices", "seq_lens", "extend_prefix_lens", "extend_seq_lens"):
+            if name in part:
+                part[name] = part[name][one]
+        original(**part)
+
+    spans = spans_of(lengths, counts)
+    attention_groups += attend(
+        given["query"], given["output"], cache, spans, given["scaling"], alone
+    )

@@ -17,6 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from rl_core.channel import connect
 from rl_core.deadlines import Deadline
 from rl_core.rollout.weight_loading import Session, answer_update
+from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
 from rl_rollout_sglang.scheduler_protocol import BELL, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
@@ -71,6 +72,10 @@ class SchedulerExtension:
 
     def attach(self) -> None:
         """Nothing: the first call makes the connections."""
+
+    def attention_groups(self) -> int:
+        """How often sequences were computed together so far (tests only)."""
+        return cpu_plugin.attention_groups
 
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""
