@@ -175,7 +175,6 @@ class SglangEngine:
             loop.remove_reader(process.sentinel)
         self._link.close()
         await asyncio.to_thread(self._engine.shutdown)
-        engine_processes.remove_segments(self._engine.port_args.instance_id)
         for task in list(self._manager.asyncio_tasks):
             task.cancel()
 

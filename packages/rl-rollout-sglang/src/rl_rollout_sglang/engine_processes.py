@@ -24,9 +24,7 @@ from sglang.srt.managers.scheduler import run_scheduler_process
 
 from rl_core.rollout import process_watch
 from rl_core.rollout.process_output import redirect_output
-
-SEGMENTS = "sglang_loads_|psm_"
-"""Names of the shared memory of SGLang's load reports and message queues, which it leaves."""
+from rl_rollout_sglang.scheduler_protocol import SEGMENTS
 
 LAST_LINES = 15
 
@@ -149,12 +147,6 @@ def last_words(scratch: str) -> str:
         lines = file.read_text(errors="replace").splitlines()
         found += [f"[{file.stem}] {line}" for line in lines[-LAST_LINES:] if line.strip()]
     return "\n".join(found)
-
-
-def remove_segments(instance: str) -> None:
-    """Remove the shared memory of an engine that has ended."""
-    for file in Path("/dev/shm").glob(f"sglang_loads_{instance}_*"):
-        file.unlink(missing_ok=True)
 
 
 _OPEN: list[IO[str]] = []

@@ -16,10 +16,11 @@ from sglang.srt.runtime_context import get_parallel
 
 from rl_core.channel import connect
 from rl_core.deadlines import Deadline
+from rl_core.rollout import process_watch
 from rl_core.rollout.weight_loading import Session, answer_update
 from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
-from rl_rollout_sglang.scheduler_protocol import BELL, Answer, Command, Hello
+from rl_rollout_sglang.scheduler_protocol import BELL, SEGMENTS, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
 
 if TYPE_CHECKING:
@@ -71,7 +72,11 @@ class SchedulerExtension:
         return int(torch.get_device_module().mem_get_info()[0])
 
     def attach(self) -> None:
-        """Nothing: the first call makes the connections."""
+        """First call, when all ranks have come up: makes the connections.
+
+        SGLang's shared memory is mapped by then, and would outlive an engine that is killed.
+        """
+        process_watch.unlink_segments(SEGMENTS)
 
     def attention_groups(self) -> int:
         """How often sequences were computed together so far (tests only)."""
@@ -90,6 +95,7 @@ class SchedulerExtension:
 
     def _begin(self, scheduler: Any) -> None:
         deadline = Deadline.after(CONNECT_S)
+        process_watch.outlive_parent()
         self._scheduler = scheduler
         self._model = scheduler.tp_worker.model_runner.model
         self._memory = WorkerMemory(scheduler)

@@ -10,6 +10,9 @@ import msgspec
 BELL = "rl_serve"
 """Name of the method that the extension adds to SGLang's `Scheduler`."""
 
+SEGMENTS = "sglang_loads_|sgl_shm_mq_|psm_"
+"""Names of the shared memory of SGLang's load reports and message queues, which it leaves."""
+
 
 class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """First message of a scheduler.

@@ -4,6 +4,7 @@ Engines' own processes notice the death of their parent only at the next message
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import select
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 POLL_S = 0.5
+PR_SET_PDEATHSIG = 1
 
 
 def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
@@ -31,11 +33,18 @@ def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
     threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True).start()
 
 
+def outlive_parent() -> None:
+    """Take back, for the calling thread, that the kernel kills this process with its parent.
+
+    For engines that ask for that: nothing of what `end_with` does would be done then.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> None:
     _wait_for_end(pid)
-    for name in _own_segments(segments) if segments else ():
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    if segments:
+        unlink_segments(segments)
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     for victim in victims:
@@ -44,10 +53,15 @@ def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> 
             os.kill(victim, signal.SIGKILL)
 
 
-def _own_segments(names: str) -> set[str]:
-    """Shared memory that this process maps and whose name matches `names`."""
+def unlink_segments(names: str) -> None:
+    """Take their names from shared memory that this process maps, as far as they match `names`.
+
+    Who has mapped it goes on using it, and nothing is left when the last of them ends.
+    """
     maps = Path("/proc/self/maps").read_text()
-    return set(re.findall(rf"/dev/shm/(?:{names})\S*", maps))
+    for name in set(re.findall(rf"/dev/shm/(?:{names})\S*", maps)):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def _wait_for_end(pid: int) -> None:
