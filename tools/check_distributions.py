@@ -23,7 +23,12 @@ from pathlib import Path
 from test_packages import OPTIONS, ROOT, packages
 
 OVERRIDES = ROOT / "tools" / "cpu-overrides.txt"
-EXTRAS = {"rl-rollout-vllm": "cpu", "rl-ckpt-mooncake": "cpu", "rl-core": "torch"}
+EXTRAS = {
+    "rl-rollout-sglang": "cpu",
+    "rl-rollout-vllm": "cpu",
+    "rl-ckpt-mooncake": "cpu",
+    "rl-core": "torch",
+}
 SUITE_EXTRA = "rl-core[testing]"
 NEEDS_THE_OTHERS = "rl-minirl"
 """The application composes its siblings: it is not checked alone."""

@@ -125,6 +125,22 @@ def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, as
     assert ask(dense, GREEDY)
 
 
+def seeded(ask, started):
+    sampling = SamplingParams(1.0, max_tokens=12, seed=11, ignore_eos=True)
+    return [item.token_ids for item in ask(started, sampling, [[5, 6, 7]])]
+
+
+def test_without_its_patch_seeds_do_not_count(dense, ask):
+    """`seeded_sampling` is still needed; the contract shows that it works."""
+    dense.worker("disable_patches", ["seeded_sampling"])
+    try:
+        found = [seeded(ask, dense) for _ in range(3)]
+    finally:
+        dense.worker("disable_patches", [])
+    assert not found[0] == found[1] == found[2], "SGLang seems to honour seeds now"
+    assert seeded(ask, dense) == seeded(ask, dense)
+
+
 def test_requests_without_a_seed_differ(dense, ask):
     """`seeded_sampling` gives each of them a seed of its own."""
     found = ask(dense, SamplingParams(1.0, max_tokens=12, ignore_eos=True), [[5, 6]] * 4)
@@ -157,6 +173,18 @@ def test_a_batch_is_computed_together(dense, ask):
     groups = dense.worker("attention_groups")[0] - before
     # Two layers; nine batches, some more if the requests came in several.
     assert 2 * 9 <= groups <= 2 * 9 * 4
+
+
+def test_answers_without_grouped_attention_are_the_same(dense, ask):
+    before = ask(dense, GREEDY)
+    dense.worker("disable_patches", ["batched_attention"])
+    try:
+        after = ask(dense, GREEDY)
+    finally:
+        dense.worker("disable_patches", [])
+    for new, old in zip(after, before, strict=True):
+        assert new.token_ids == old.token_ids
+        assert new.log_probs == pytest.approx(old.log_probs, abs=1e-4)
 
 
 # -- HTTP

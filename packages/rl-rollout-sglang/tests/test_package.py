@@ -45,6 +45,22 @@ else:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("disabled", [[], ["rotary_import"]])
+def test_models_are_built_without_vllm(disabled):
+    """What SGLang imports for rotary embeddings is there without vLLM, thanks to its patch only."""
+    code = f"""
+import os, sys
+os.environ["RL_ROLLOUT_SGLANG_CPU"] = "1"
+sys.modules["vllm"] = None  # not installed
+from rl_rollout_sglang import cpu_plugin
+cpu_plugin.disable(["seeded_sampling", "batched_attention", *{disabled!r}])
+cpu_plugin.install()
+from vllm._custom_ops import rotary_embedding
+"""
+    result = run(code)
+    assert (result.returncode == 0) == (not disabled), result.stderr
+
+
 def test_the_plugin_leaves_an_engine_of_somebody_else_alone():
     """Neither a patch nor an import, unless our server's environment asks for it."""
     code = """

@@ -17,8 +17,8 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
     cores: the torch attention computes one request after the other. Cross attention, sliding
     windows and single prompts stay with SGLang. Seen in 0.5.23.
 
-Each can be turned off (`RL_ROLLOUT_SGLANG_DISABLE`, names separated by commas), which is how its
-test shows that it is still needed.
+Each can be turned off (`disable`), the last two at run time, which is how its test shows that it is
+still needed.
 """
 
 import hashlib
@@ -26,19 +26,32 @@ import inspect
 import os
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from rl_rollout_sglang.server_env import CPU_PLUGIN
 
-DISABLE = "RL_ROLLOUT_SGLANG_DISABLE"
+PATCHES = ("rotary_import", "seeded_sampling", "batched_attention")
 
 ROTARY_KERNELS = "vllm._custom_ops"
 
 
+_disabled: set[str] = set()
+
+
+def disable(names: Iterable[str]) -> None:
+    """Turn off exactly these patches in this process (for tests); an unknown name is an error."""
+    chosen = set(names)
+    unknown = chosen - set(PATCHES)
+    if unknown:
+        raise ValueError(f"no such patch: {sorted(unknown)}")
+    _disabled.clear()
+    _disabled.update(chosen)
+
+
 def active(name: str) -> bool:
     """Whether a patch does its work in this process."""
-    disabled = os.environ.get(DISABLE, "").split(",")
-    return os.environ.get(CPU_PLUGIN) == "1" and name not in disabled
+    return os.environ.get(CPU_PLUGIN) == "1" and name not in _disabled
 
 
 def install() -> None:
@@ -74,7 +87,7 @@ def _seed_batches() -> None:
 
     def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
         info = original(cls, batch, vocab_size)
-        if info.sampling_seed is None:
+        if info.sampling_seed is None and active("seeded_sampling"):
             seeds = [_seed(request) for request in batch.reqs]
             info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.device)
         return info
@@ -121,7 +134,8 @@ def _batched(original: Any, queries_argument: str | None) -> Any:
         given = bound.arguments
         special = ("encoder_lens", "is_cross_attn", "sliding_window_size")
         causal = given["causal"] or queries_argument is None
-        if any(given[name] for name in special) or not causal:
+        simple = causal and not any(given[name] for name in special)
+        if not (simple and active("batched_attention")):
             return original(*args, **kwargs)
         _run_in_groups(original, given, queries_argument)
         return given["output"]

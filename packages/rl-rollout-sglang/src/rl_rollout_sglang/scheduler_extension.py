@@ -82,6 +82,10 @@ class SchedulerExtension:
         """How often sequences were computed together so far (tests only)."""
         return cpu_plugin.attention_groups
 
+    def disable_patches(self, names: Sequence[str]) -> None:
+        """Turn off CPU patches (tests only)."""
+        cpu_plugin.disable(names)
+
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""
         for parameter in self._model.parameters():
