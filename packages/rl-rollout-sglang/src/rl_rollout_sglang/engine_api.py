@@ -6,7 +6,6 @@ Everything that SGLang raises leaves this module as an error of `rl_core.errors`
 import asyncio
 import logging
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -14,20 +13,16 @@ from typing import Any, Literal
 import zmq
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
-from sglang.srt.plugins import load_plugins
-from sglang.srt.server_args import ServerArgs
 
-from rl_core.errors import ConfigError, IncompatibleVersionError, LifecycleError, RolloutError
+from rl_core.errors import IncompatibleVersionError, RolloutError
 from rl_core.interfaces import PauseMode, Placement
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
-from rl_rollout_sglang import engine_processes, trajectories
+from rl_rollout_sglang import engine_launch, engine_processes, trajectories
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup
 from rl_rollout_sglang.scheduler_link import SchedulerLink
 from rl_rollout_sglang.scheduler_protocol import BELL
-from rl_rollout_sglang.server_args import check_known, server_args
-from rl_rollout_sglang.server_env import threads
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +32,6 @@ FLUSH_S = 5.0
 """Seconds for requests in flight to end before a flush."""
 BELL_MS = 30_000
 """Milliseconds for a ring to go out, and for SGLang's reply to it, which comes after ours."""
-GRACE_S = 2.0
-"""Seconds for the last words of a dying process to be written."""
 
 
 def load_path(wanted: str) -> Literal["bracketed", "plain"]:
@@ -99,36 +92,9 @@ class SglangEngine:
 
         Errors: ConfigError (a value that SGLang refuses), LifecycleError (it did not come up).
         """
-        args = _arguments(config, placement)
-        on_cpu = placement.device == "cpu"
-        link = SchedulerLink(placement.tp_size)
-        setup = ProcessSetup(
-            os.getpid(),
-            scratch,
-            placement.replica_rank,
-            config.log_dir,
-            threads(config, placement.tp_size) if on_cpu else None,
-            link.address,
-            link.key,
-        )
-        fork = config.start_method == "fork" or (config.start_method == "auto" and on_cpu)
-        launcher = LaunchedEngine.configured(setup, "fork" if fork else "spawn")
-        tempfile.tempdir = scratch  # where SGLang puts its sockets
-        try:
-            with engine_processes.root_logger_kept():
-                engine_processes.ignore_quit_signal()
-                engine = launcher(server_args=args)
-                engine_processes.ignore_quit_signal()
-        except Exception as error:
-            # Edge of the engine: a process that fails at the start says so in many ways.
-            link.close()
-            await asyncio.sleep(GRACE_S)
-            words = engine_processes.last_words(scratch)
-            raise LifecycleError(f"SGLang did not start: {error}\n{words}") from error
-        finally:
-            tempfile.tempdir = None
+        engine, link, setup = await engine_launch.launch(config, placement, scratch)
         started = cls(engine, link, setup, config)
-        await started._attach(on_cpu)
+        await started._attach(placement.device == "cpu")
         return started
 
     async def _attach(self, on_cpu: bool) -> None:
@@ -332,18 +298,6 @@ class SglangEngine:
         request = io_struct.ResumeMemoryOccupationReqInput(tags=list(tags))
         with _translated("resume memory"):
             await self._while_alive(self._manager.resume_memory_occupation(request, None))
-
-
-def _arguments(config: SglangConfig, placement: Placement) -> ServerArgs:
-    args = server_args(config, placement)
-    known = [name for name in ServerArgs.__struct_fields__ if not name.startswith("_")]
-    check_known(config.engine_kwargs, known)
-    load_plugins()
-    try:
-        return ServerArgs(**{key: value for key, value in args.items() if key in known})
-    except Exception as error:
-        # Edge of the engine: settings are refused by many kinds of errors.
-        raise ConfigError(f"SGLang refuses the rollout configuration: {error}") from error
 
 
 async def _last(stream: AsyncIterator[Any]) -> Any:
