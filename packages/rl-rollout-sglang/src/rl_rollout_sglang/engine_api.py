@@ -130,9 +130,11 @@ class SglangEngine:
 
     @property
     def last_words(self) -> str:
-        """What the engine's processes logged last, with the way the first one ended."""
+        """How the first of the engine's processes ended, and the errors that they logged last."""
         how = str(self._died.result()) if self._died.done() else ""
-        return f"{how}\n{engine_processes.last_words(self._setup.scratch)}".strip()
+        words = engine_processes.last_words(self._setup.scratch)
+        # The first line says it all where only one is shown: the error is the last thing said.
+        return f"{how}: {words.splitlines()[-1]}\n{words}" if words else how
 
     async def shutdown(self) -> None:
         """End the engine's processes."""

@@ -67,7 +67,10 @@ def run_scheduler(setup: ProcessSetup, *args: Any) -> None:
 
     setup.enter(f"scheduler-{args[3]}")
     scheduler_extension.install(setup.address, setup.key)
-    run_scheduler_process(*args)
+    try:
+        run_scheduler_process(*args)
+    finally:
+        process_watch.unlink_segments(SEGMENTS)  # it may have failed before anybody attached
 
 
 def run_detokenizer(setup: ProcessSetup, *args: Any) -> None:
@@ -141,7 +144,7 @@ def root_logger_kept() -> Iterator[None]:
 
 
 def last_words(scratch: str) -> str:
-    """The last lines that each process of the engine logged as warnings or errors."""
+    """The last lines that each process of the engine logged as errors."""
     found = []
     for file in sorted(Path(scratch).glob("*.words")):
         lines = file.read_text(errors="replace").splitlines()
@@ -153,12 +156,12 @@ _OPEN: list[IO[str]] = []
 
 
 def _keep_last_words(file: Path) -> None:
-    """Write warnings, errors and native crashes to a file that outlives this process."""
+    """Write errors and native crashes to a file that outlives this process."""
     log = logging.getLogger("sglang")
     log.handlers.clear()  # a fork inherits the server's
     log.propagate = True
     handler = logging.FileHandler(file)
-    handler.setLevel(logging.WARNING)
+    handler.setLevel(logging.ERROR)
     log.addHandler(handler)
     _OPEN.append(file.open("a"))
     faulthandler.enable(_OPEN[-1])

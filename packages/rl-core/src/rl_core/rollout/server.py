@@ -106,8 +106,12 @@ class RolloutServer(ABC):
             raise LifecycleError("the server was already started")
         self._scratch = tempfile.mkdtemp(prefix="rl-rollout-")
         self._route_logs()
-        await asyncio.to_thread(self._import_engine)
-        self._engine = engine = await self._start_engine(self._scratch)
+        try:
+            await asyncio.to_thread(self._import_engine)
+            self._engine = engine = await self._start_engine(self._scratch)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         self._running = True
         self._pauses = Pauses(engine)
         self._memory = EngineMemory(engine, self._config.free_cache_engine)
@@ -254,7 +258,7 @@ class RolloutServer(ABC):
     def _fence_if_dead(self) -> None:
         if self._running and not self._engine.alive and self._gate.state.phase != Phase.FENCED:
             words = self._engine.last_words
-            said = f"; its last words:\n{words}" if words else ""
+            said = f": {words}" if words else ""
             reason = f"its engine process died; restart the replica{said}"
             rank = self._placement.replica_rank
             logger.error("%s replica %d: %s", self.engine_name, rank, reason)
