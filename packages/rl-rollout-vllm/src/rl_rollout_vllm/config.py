@@ -1,146 +1,35 @@
 """The settings of a vLLM replica: the `rollout` section of the configuration."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
-from rl_core.errors import ConfigError
-from rl_core.metadata import DTYPE_BYTES, nearest
-
-DTYPES = ("float32", "bfloat16", "float16")
-DEFAULT_CPU_KV_GB = 0.25
-
-OWN_ENGINE_ARGS = {
-    "model": "local_path",
-    "dtype": "dtype",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "kv_cache_memory_bytes": "kv_cache_memory_gb",
-    "tensor_parallel_size": "tensor_model_parallel_size",
-    "max_model_len": "max_model_len",
-    "load_format": "load_format",
-    "seed": "seed",
-    "enable_sleep_mode": "free_cache_engine",
-    "worker_extension_cls": "",
-    "weight_transfer_config": "",
-    "logprobs_mode": "",
-}
-"""Engine arguments that this package sets, with the setting to use instead ('' for none)."""
+from rl_core.rollout.config import EngineConfig
 
 
 @dataclass(frozen=True)
-class VllmConfig:
-    """How a replica's engine is started and fed.
+class VllmConfig(EngineConfig):
+    """How a replica's vLLM is started and fed. `bracketed` is its weight-transfer API.
 
     Errors: ConfigError from the constructor, naming the key.
     """
 
-    local_path: str
-    """Hugging Face directory: `config.json`, and the tokenizer where HTTP clients send text."""
-
-    dtype: str = "bfloat16"
-    """Precision of the engine's weights and activations: float32, bfloat16 or float16."""
-
-    tensor_model_parallel_size: int = 1
-    """Ranks of the engine."""
-
-    gpu_memory_utilization: float = 0.6
-    """Share of a device's memory for the engine. Not passed on cpu, where vLLM would take it as
-    a share of all memory of the machine."""
-
-    kv_cache_memory_gb: float | None = None
-    """KV cache of each engine rank, in GiB. None: 0.25 on cpu; elsewhere what
-    `gpu_memory_utilization` leaves."""
-
-    free_cache_engine: bool = True
-    """Whether `release` frees memory; False makes it free nothing."""
-
-    max_model_len: int | None = None
-    """Longest sequence, prompt and completion together, in tokens; None: the model's own."""
-
-    seed: int = 0
-    """Seed of requests that bring none."""
-
-    engine_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's engine, passed through untouched; they win over ours."""
-
-    start_timeout_s: float = 600.0
-    """Seconds for the server to come up."""
-
-    bucket_megabytes: float = 2048.0
-    """Size of a transfer bucket, in MiB; never more than the payload is allocated."""
-
-    load_path: Literal["auto", "bracketed", "plain"] = "auto"
-    """How weights enter the engine: `bracketed` is vLLM's weight-transfer API, `plain` calls
-    `model.load_weights`, for engines without it. `auto` takes the first that the engine has."""
-
-    load_format: Literal["dummy", "auto"] = "dummy"
-    """`dummy`: the engine starts without reading weights, since the first sync brings all of
-    them and nothing is served before it. `auto`: read the checkpoint (costs its loading time)."""
-
-    start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How the engine's processes are started. `auto`: fork on cpu, where it saves importing vLLM
-    a second time, else spawn."""
-
-    cpu_threads: int | None = None
-    """Compute threads of each engine rank on cpu; None: the allowed cores, shared by the ranks."""
+    distribution: ClassVar[str] = "rl-rollout-vllm"
+    own_engine_args: ClassVar[Mapping[str, str]] = {
+        "model": "local_path",
+        "dtype": "dtype",
+        "gpu_memory_utilization": "gpu_memory_utilization",
+        "kv_cache_memory_bytes": "kv_cache_memory_gb",
+        "tensor_parallel_size": "tensor_model_parallel_size",
+        "max_model_len": "max_model_len",
+        "load_format": "load_format",
+        "seed": "seed",
+        "enable_sleep_mode": "free_cache_engine",
+        "worker_extension_cls": "",
+        "weight_transfer_config": "",
+        "logprobs_mode": "",
+    }
 
     cpu_packed_weights: bool = False
     """Let vLLM's CPU build copy linear weights into a packed layout: up to a third faster in
     float32 on large layers, but the copies can be neither inspected nor freed."""
-
-    check_finite: bool = True
-    """Refuse a version that contains NaN or infinity."""
-
-    log_dir: str | None = None
-    """Directory for the engine's own output, one file per process; None leaves it on stderr."""
-
-    log_level: str = "WARNING"
-    """Level of vLLM's own log."""
-
-    def __post_init__(self) -> None:
-        self._check_values()
-        self._check_ranges()
-        self._check_model()
-        for key in self.engine_kwargs:
-            if key in OWN_ENGINE_ARGS:
-                instead = OWN_ENGINE_ARGS[key]
-                hint = f"; set rollout.{instead} instead" if instead else ""
-                msg = f"rollout.engine_kwargs.{key} is set by rl-rollout-vllm itself{hint}"
-                raise ConfigError(msg)
-
-    def _check_values(self) -> None:
-        if self.dtype not in DTYPES:
-            hint = nearest(self.dtype, DTYPES if self.dtype not in DTYPE_BYTES else ["bfloat16"])
-            msg = f"rollout.dtype={self.dtype!r} is not one of {', '.join(DTYPES)}; try {hint!r}"
-            raise ConfigError(msg)
-
-    def _check_ranges(self) -> None:
-        positive = {
-            "tensor_model_parallel_size": self.tensor_model_parallel_size,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "kv_cache_memory_gb": self.kv_cache_memory_gb,
-            "max_model_len": self.max_model_len,
-            "start_timeout_s": self.start_timeout_s,
-            "bucket_megabytes": self.bucket_megabytes,
-            "cpu_threads": self.cpu_threads,
-        }
-        for key, value in positive.items():
-            if value is not None and value <= 0:
-                raise ConfigError(f"rollout.{key}={value} must be positive")
-        if self.gpu_memory_utilization > 1:
-            msg = f"rollout.gpu_memory_utilization={self.gpu_memory_utilization} exceeds 1"
-            raise ConfigError(msg)
-
-    def _check_model(self) -> None:
-        if not (Path(self.local_path) / "config.json").is_file():
-            msg = f"rollout.local_path={self.local_path!r} is no model: it has no config.json"
-            raise ConfigError(msg)
-
-    def kv_cache_bytes(self, device: str) -> int | None:
-        """Bytes of KV cache for each engine rank; None where the engine decides."""
-        gigabytes = self.kv_cache_memory_gb
-        if gigabytes is None:
-            if device != "cpu":
-                return None
-            gigabytes = DEFAULT_CPU_KV_GB
-        return int(gigabytes * (1 << 30))

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -22,10 +22,20 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rl_core.errors import ConfigError, IncompatibleVersionError, LifecycleError, RolloutError
 from rl_core.interfaces import PauseMode, Placement
-from rl_core.trajectory import GenerateRequest
-from rl_rollout_vllm import process_watch, trajectories
+from rl_core.rollout import process_watch
+from rl_core.rollout.process_output import redirect_output
+from rl_core.rollout.protocol import WEIGHTS
+from rl_core.trajectory import Completion, GenerateRequest
+from rl_core.versions import PolicyVersion
+from rl_rollout_vllm import trajectories
 from rl_rollout_vllm.config import VllmConfig
-from rl_rollout_vllm.server_args import TRANSFER_BACKEND, check_known, engine_args, fields_of
+from rl_rollout_vllm.server_args import (
+    SEGMENTS,
+    TRANSFER_BACKEND,
+    check_known,
+    engine_args,
+    fields_of,
+)
 from rl_rollout_vllm.server_env import threads
 
 try:
@@ -57,21 +67,20 @@ def load_path(wanted: str) -> Literal["bracketed", "plain"]:
     return "bracketed"
 
 
-class Engine:
+class VllmEngine:
     """A running vLLM engine with its processes."""
 
-    def __init__(self, llm: AsyncLLM, args: dict[str, Any]) -> None:
+    last_words = ""
+
+    def __init__(self, llm: AsyncLLM, args: dict[str, Any], config: VllmConfig) -> None:
         self._llm = llm
         self.args = args
         self.workers: list[dict[str, int]] = []
-
-    @property
-    def ranks(self) -> int:
-        """Engine ranks."""
-        return len(self.workers)
+        self.load_path = load_path(config.load_path)
+        self._on_cpu = False
 
     @classmethod
-    async def start(cls, config: VllmConfig, placement: Placement, scratch: str) -> "Engine":
+    async def start(cls, config: VllmConfig, placement: Placement, scratch: str) -> "VllmEngine":
         """Start the engine's processes and wait until they have a model.
 
         Blocks the event loop while they come up. The caller's process must be single-minded: the
@@ -104,19 +113,22 @@ class Engine:
                 )
         except (RuntimeError, ValueError, OSError) as error:
             raise LifecycleError(f"vLLM did not start: {error}") from error
-        engine = cls(llm, args)
+        engine = cls(llm, args, config)
         await engine._attach(config, placement, scratch)
         return engine
 
     async def _attach(self, config: VllmConfig, placement: Placement, scratch: str) -> None:
-        if placement.device == "cpu":
-            await self.rpc("rl_set_threads", threads(config, placement.tp_size))
-        self.workers = await self.rpc("rl_attach", os.getpid(), scratch)
+        self._on_cpu = placement.device == "cpu"
+        if self._on_cpu:
+            await self.call("rl_set_threads", threads(config, placement.tp_size))
+        self.workers = await self.call("rl_attach", os.getpid(), scratch)
 
     # -- requests
 
-    async def generate(self, request: GenerateRequest) -> Any:
-        """The finished vLLM `CompletionOutput` of one request; RolloutError if it fails."""
+    async def generate(
+        self, request: GenerateRequest, committed: PolicyVersion | None
+    ) -> Completion:
+        """Complete one request, admitted while `committed` was served; RolloutError."""
         self._check_prompt(request)
         params = SamplingParams(
             output_kind=RequestOutputKind.FINAL_ONLY, **trajectories.sampling_arguments(request)
@@ -132,7 +144,7 @@ class Engine:
             raise RolloutError(f"request {request.request_id} failed: {error}") from error
         if not final:
             raise RolloutError(f"request {request.request_id} ended without an output")
-        return final[-1].outputs[0]
+        return trajectories.completion_of(request.request_id, final[-1].outputs[0], committed)
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         # Without a tokenizer vLLM lets such a prompt through, and its core dies of it.
@@ -164,28 +176,51 @@ class Engine:
         if not confirmed:
             raise RolloutError("the engine did not confirm that its KV cache was flushed")
 
+    async def zero_kv_cache(self) -> None:
+        """Overwrite the blocks on cpu, where the attention kernel lets a NaN in them come back."""
+        if self._on_cpu:
+            await self.call("rl_clear_kv_memory")
+
     async def set_version(self, version: str) -> None:
         """Stamp tokens with `version` from here on."""
         await self._ask("set the version", self._llm.update_weight_version(version))
 
     # -- processes
 
-    async def rpc(self, method: str, *args: Any) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of our worker extension on every rank; results in rank order."""
         results: list[Any] = await self._ask(method, self._llm.collective_rpc(method, args=args))
         return results
 
-    async def sleep(self) -> None:
-        """Free weights and KV cache of an accelerator (vLLM's sleep mode, level 2)."""
-        await self._ask("sleep", self._llm.sleep(level=2))
+    async def update(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Run one weight update on every rank; an encoded `UpdateResult` of each."""
+        return await self.call("rl_update", list(requests))
 
-    async def release_kv_cache(self) -> None:
-        """Free the KV cache of an accelerator only."""
-        await self._ask("release the KV cache", self._llm.release_kv_cache_memory())
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        """Free memory; bytes over all ranks by tag that could be freed.
 
-    async def wake_up(self, tags: list[str]) -> None:
-        """Allocate again what `sleep` freed."""
-        await self._ask("wake up", self._llm.wake_up(tags))
+        On cpu by our worker extension, on accelerators by vLLM's sleep mode (never run: no such
+        hardware was at hand).
+        """
+        if self._on_cpu:
+            ranks = await self.call("rl_release", list(tags))
+            freed = {tag: sum(rank[tag] for rank in ranks) for tag in tags}
+            return {tag: nbytes for tag, nbytes in freed.items() if nbytes}
+        before = sum(await self.call("rl_device_free"))
+        if WEIGHTS in tags:
+            await self._ask("release memory", self._llm.sleep(level=2))
+        else:
+            await self._ask("release memory", self._llm.release_kv_cache_memory())
+        freed_bytes = max(0, sum(await self.call("rl_device_free")) - before)
+        # The device tells only the sum; it is booked on the first tag.
+        return dict.fromkeys(tags, 0) | {tags[0]: freed_bytes}
+
+    async def restore(self, tags: Sequence[str]) -> None:
+        """Allocate again what `release` freed."""
+        if self._on_cpu:
+            await self.call("rl_resume", list(tags))
+            return
+        await self._ask("wake up", self._llm.wake_up(list(tags)))
 
     async def _ask(self, what: str, call: Coroutine[Any, Any, Any]) -> Any:
         """Await what the engine's core has to answer; RolloutError if it fails or dies meanwhile.
@@ -213,9 +248,9 @@ class Engine:
         """The engine client, for vLLM's own HTTP handlers."""
         return self._llm
 
-    def shutdown(self) -> None:
+    async def shutdown(self) -> None:
         """End the engine's processes."""
-        self._llm.shutdown(timeout=SHUTDOWN_S)
+        await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
 
 
 @contextmanager
@@ -260,17 +295,8 @@ def _child_setup(config: VllmConfig, placement: Placement, scratch: str) -> Call
 
     def setup() -> None:
         """First thing in the engine's core process (forked)."""
-        process_watch.end_with(server, scratch)
+        process_watch.end_with(server, scratch, SEGMENTS)
         if config.log_dir is not None:
             redirect_output(config.log_dir, f"vllm-{placement.replica_rank}-engine.log")
 
     return setup
-
-
-def redirect_output(log_dir: str, name: str) -> None:
-    """Send this process's stdout and stderr to a file."""
-    os.makedirs(log_dir, exist_ok=True)
-    descriptor = os.open(os.path.join(log_dir, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)

@@ -13,8 +13,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rl_core.gate import ServingGate
-from rl_rollout_vllm.engine_api import Engine
-from rl_rollout_vllm.gated_app import App, GatedApp
+from rl_core.rollout.gated_app import App, GatedApp
+from rl_rollout_vllm.engine_api import VllmEngine
 
 
 class _Uvicorn(uvicorn.Server):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, engine: Engine, gate: ServingGate, host: str) -> "HttpServer":
+    async def start(cls, engine: VllmEngine, gate: ServingGate, host: str) -> "HttpServer":
         """Build vLLM's application around a running engine, and listen.
 
         Args:

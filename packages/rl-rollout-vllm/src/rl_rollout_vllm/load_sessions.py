@@ -7,17 +7,18 @@ session, and sound only where parameters are served as they were loaded.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rl_core.errors import ManifestMismatchError, WeightSyncError
-from rl_core.metadata import nearest
+from rl_core.rollout.bucket_receiver import Arrival
+from rl_core.rollout.copy_ledger import CopyLedger, Shares
+from rl_core.rollout.named_tensors import Named, owned
 from rl_rollout_vllm import cpu_patches
-from rl_rollout_vllm.bucket_receiver import Arrival
-from rl_rollout_vllm.copy_ledger import CopyLedger, Shares
 from rl_rollout_vllm.server_args import TRANSFER_BACKEND
 
 logger = logging.getLogger(__name__)
@@ -103,14 +104,14 @@ class BracketedSession:
 
         Errors: ManifestMismatchError naming a tensor that does not fit the model.
         """
-        batch = [(arrival.meta.name, _owned(arrival)) for arrival in arrivals]
+        batch = [(arrival.meta.name, owned(arrival)) for arrival in arrivals]
         self._seen.update(name for name, _ in batch)
         named = Named(batch)
         with CopyLedger(batch, meta_only=True) as ledger:
             try:
                 self._worker.update_weights({"tensors": named})
             except LOADER_ERRORS as error:
-                raise named.refusal(error, self._model) from error
+                raise named.refusal(error, _parameters(self._model)) from error
         self._shares.check(batch, ledger)
 
     def finish(self) -> None:
@@ -155,13 +156,13 @@ class PlainSession:
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
         """Load some tensors."""
-        batch = [(arrival.meta.name, _owned(arrival)) for arrival in arrivals]
+        batch = [(arrival.meta.name, owned(arrival)) for arrival in arrivals]
         named = Named(batch)
         with CopyLedger(batch, meta_only=False) as ledger:
             try:
                 loaded = self._model.load_weights(named)
             except LOADER_ERRORS as error:
-                raise named.refusal(error, self._model) from error
+                raise named.refusal(error, _parameters(self._model)) from error
         self._shares.check(batch, ledger)
         if loaded is None:
             self._loaded = None
@@ -183,11 +184,8 @@ class PlainSession:
         """Nothing to undo: parameters keep what was written."""
 
 
-def _owned(arrival: Arrival) -> Tensor:
-    """The tensor in memory of its own, which tells it from the others while it is loaded."""
-    tensor = arrival.tensor
-    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.clone() if arrival.lent or not alone else tensor
+def _parameters(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters()]
 
 
 def _too_few(
@@ -206,26 +204,6 @@ def _shares(worker: Any) -> Shares:
     hf_config = worker.model_config.hf_text_config
     tied = getattr(hf_config, "tie_word_embeddings", False)
     ranks = worker.parallel_config.tensor_parallel_size
-    return Shares(worker.model_runner.model, ranks, ["lm_head.weight"] if tied else [])
-
-
-class Named:
-    """Tensors by name, remembering which one is being loaded: vLLM's loaders do not say."""
-
-    def __init__(self, batch: Sequence[tuple[str, Tensor]]) -> None:
-        self._batch = batch
-        self._current = ""
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._batch:
-            self._current = name
-            yield name, tensor
-
-    def refusal(self, error: Exception, model: nn.Module) -> ManifestMismatchError:
-        """What the loader's error means, with the tensor and the parameter nearest to it."""
-        shape = next((tuple(item.shape) for name, item in self._batch if name == self._current), ())
-        near = nearest(self._current, [name for name, _ in model.named_parameters()])
-        return ManifestMismatchError(
-            f"the engine's model refuses tensor {self._current!r} of shape {shape} "
-            f"({type(error).__name__}: {error}); the nearest parameter is {near!r}"
-        )
+    layers = worker.model_runner.model.modules()
+    vocabularies = [layer for layer in layers if isinstance(layer, VocabParallelEmbedding)]
+    return Shares(vocabularies, ranks, ["lm_head.weight"] if tied else [])

@@ -5,22 +5,19 @@ only, and gets everything else by message. Methods begin with `rl_`, since they 
 vLLM's worker class.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 
-from rl_core.errors import MiniRLError, WeightSyncError
-from rl_rollout_vllm import cpu_patches, process_watch
+from rl_core.rollout import process_watch
+from rl_core.rollout.protocol import KV_CACHE
+from rl_core.rollout.weight_loading import Session, answer_update
+from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
-from rl_rollout_vllm.protocol import KV_CACHE, UpdateRequest, UpdateResult, WorkerError
-from rl_rollout_vllm.weight_loading import Update, run_update
+from rl_rollout_vllm.server_args import SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
-
-logger = logging.getLogger(__name__)
 
 cpu_patches.install()
 
@@ -37,18 +34,7 @@ class RolloutWorkerExtension:
         Args:
             requests: encoded `UpdateRequest`s, one for each rank.
         """
-        request = msgspec.msgpack.decode(requests[self.rank], type=UpdateRequest)
-        kind = BracketedSession if request.load_path == "bracketed" else PlainSession
-        try:
-            result = UpdateResult(run_update(kind(self), Update.of(request)))
-        except MiniRLError as error:
-            logger.warning("update to %s failed: %s", request.manifest.version, error)
-            result = UpdateResult(error=WorkerError.of(error))
-        except Exception as error:  # edge of the process: the engine must not die of it
-            logger.exception("update to %s failed", request.manifest.version)
-            failure = WeightSyncError(f"{type(error).__name__}: {error}")
-            result = UpdateResult(error=WorkerError.of(failure))
-        return msgspec.msgpack.encode(result)
+        return answer_update(requests[self.rank], self._rl_session)
 
     def rl_release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory on cpu; bytes by tag."""
@@ -72,7 +58,7 @@ class RolloutWorkerExtension:
 
     def rl_attach(self, server_pid: int, scratch: str | None) -> dict[str, int]:
         """End with the server process; who and how this worker is."""
-        process_watch.end_with(server_pid, scratch)
+        process_watch.end_with(server_pid, scratch, SEGMENTS)
         return {"pid": os.getpid(), "threads": torch.get_num_threads(), "rank": self.rank}
 
     def rl_set_threads(self, count: int) -> None:
@@ -88,6 +74,9 @@ class RolloutWorkerExtension:
         """Overwrite every parameter with NaN (tests only)."""
         for parameter in self.model_runner.model.parameters():
             parameter.data.fill_(float("nan"))
+
+    def _rl_session(self, load_path: str) -> Session:
+        return BracketedSession(self) if load_path == "bracketed" else PlainSession(self)
 
     def _rl_memory(self) -> WorkerMemory:
         memory: WorkerMemory | None = getattr(self, "_rl_worker_memory", None)

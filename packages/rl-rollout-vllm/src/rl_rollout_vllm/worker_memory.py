@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rl_core.rollout.protocol import KV_CACHE, WEIGHTS
+from rl_core.rollout.zero_pages import zero
 from rl_rollout_vllm import cpu_patches
-from rl_rollout_vllm.protocol import KV_CACHE, WEIGHTS
-from rl_rollout_vllm.zero_pages import zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,0 +1,265 @@
+"""The server of one rollout replica: an engine, a serving gate, an HTTP address.
+
+Created by a Launcher in a process of its own that runs an asyncio event loop; every method is
+called through a Handle. A backend's subclass says how its engine is imported and started; the
+engine is imported by `warm_up` or `start`, not before.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from rl_core.errors import ComponentError, LifecycleError, RolloutError
+from rl_core.gate import ServingGate
+from rl_core.interfaces import LoadReport, PauseMode, Placement
+from rl_core.logs import kv
+from rl_core.metadata import Manifest
+from rl_core.publish import Failed, Outdated, Phase
+from rl_core.rollout.config import EngineConfig
+from rl_core.rollout.engine import Engine
+from rl_core.rollout.engine_memory import EngineMemory
+from rl_core.rollout.pauses import Pauses
+from rl_core.rollout.protocol import Offer
+from rl_core.rollout.weight_updates import WeightUpdates
+from rl_core.trajectory import Completion, GenerateRequest
+from rl_core.versions import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+
+class Http(Protocol):
+    """A running HTTP server.
+
+    Attributes:
+        address: `host:port`.
+    """
+
+    address: str
+
+    async def stop(self) -> None:
+        """Stop listening and end open connections. Idempotent."""
+        ...
+
+
+class RolloutServer(ABC):
+    """One replica's server; see the module.
+
+    Attributes:
+        engine_name: how messages spell the engine.
+    """
+
+    engine_name: ClassVar[str]
+
+    _engine: Engine
+    _http: Http
+    _pauses: Pauses
+    _memory: EngineMemory
+    _updates: WeightUpdates
+
+    def __init__(self, config: EngineConfig, placement: Placement) -> None:
+        self._config = config
+        self._placement = placement
+        self._gate = ServingGate(f"{self.engine_name} replica {placement.replica_rank}")
+        self._scratch = ""
+        self._running = False
+
+    # -- what a backend says
+
+    @abstractmethod
+    def _import_engine(self) -> None:
+        """Import everything of the engine that the server needs.
+
+        Errors: ComponentNotFoundError naming the extra, ComponentLoadError.
+        """
+
+    @abstractmethod
+    async def _start_engine(self, scratch: str) -> Engine:
+        """Start the engine's processes; `scratch` is a directory for what goes with them."""
+
+    @abstractmethod
+    async def _start_http(self, engine: Engine, gate: ServingGate) -> Http:
+        """Serve the engine's own HTTP interface behind the gate."""
+
+    @abstractmethod
+    def _route_logs(self) -> None:
+        """Send what the engine logs in this process where the configuration says."""
+
+    # -- life cycle
+
+    async def warm_up(self) -> None:
+        """Import the engine, so that `start` need not; errors are left to `start`."""
+        with contextlib.suppress(ComponentError):
+            await asyncio.to_thread(self._import_engine)
+
+    async def start(self) -> str:
+        """Start the engine and the HTTP server; its address, `host:port`.
+
+        Errors: ComponentNotFoundError (the engine is not installed), ConfigError, LifecycleError.
+        """
+        if self._running:
+            raise LifecycleError("the server was already started")
+        self._scratch = tempfile.mkdtemp(prefix="rl-rollout-")
+        self._route_logs()
+        try:
+            await asyncio.to_thread(self._import_engine)
+            self._engine = engine = await self._start_engine(self._scratch)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        self._running = True
+        self._pauses = Pauses(engine)
+        self._memory = EngineMemory(engine, self._config.free_cache_engine)
+        self._updates = WeightUpdates(
+            engine, self._gate, self._pauses, self._memory, self._config.check_finite
+        )
+        self._http = await self._start_http(engine, self._gate)
+        logger.info("%s http server: %s", self.engine_name, self._described())
+        return self._http.address
+
+    async def address(self) -> str:
+        """`host:port` of the HTTP server; LifecycleError before it is up."""
+        self._check_running()
+        return self._http.address
+
+    async def shutdown(self) -> None:
+        """End the HTTP server, the engine and its processes. Idempotent."""
+        self._gate.apply(Failed("it was shut down"))
+        if self._running:
+            self._running = False
+            await self._http.stop()
+            await self._engine.shutdown()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # -- requests
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Complete all requests, in order.
+
+        Errors: ReplicaFencedError if the replica serves nothing at present, RolloutError if the
+        engine fails.
+        """
+        self._check_running()
+        with self._gate.admit() as state:
+            outputs = await asyncio.gather(
+                *(self._engine.generate(request, state.committed) for request in requests),
+                return_exceptions=True,
+            )
+        for output in outputs:
+            if isinstance(output, BaseException):
+                self._fence_if_dead()
+                raise output
+        return [output for output in outputs if isinstance(output, Completion)]
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
+        self._check_running()
+        await self._pauses.pause(PauseMode(mode))
+
+    async def continue_(self) -> None:
+        """Go on after `pause`."""
+        self._check_running()
+        await self._pauses.continue_()
+
+    async def clear_kv_cache(self) -> None:
+        """Drop cached prefixes; RolloutError unless the engine confirms it."""
+        self._check_running()
+        await self._engine.clear_kv_cache()
+
+    # -- weights
+
+    async def receive_update(self, offer: Offer) -> LoadReport:
+        """Load one rank's stream; see `WeightUpdates.receive`."""
+        self._check_running()
+        return await self._updates.receive(offer)
+
+    async def receive_directory(self, path: str, manifest: Manifest, seconds: float) -> LoadReport:
+        """Load a directory into all ranks; see `WeightUpdates.receive_directory`."""
+        self._check_running()
+        return await self._updates.receive_directory(path, manifest, seconds)
+
+    async def commit(self, version: PolicyVersion) -> None:
+        """Serve `version`; see `WeightUpdates.commit`."""
+        self._check_running()
+        await self._updates.commit(version)
+
+    async def fence(self, reason: str) -> None:
+        """Refuse all requests, and end those in flight, until the next commit."""
+        self._gate.apply(Failed(reason))
+        if self._running:
+            try:
+                await self._pauses.abort()
+            except RolloutError as error:
+                logger.warning("fenced, but requests in flight could not be ended: %s", error)
+
+    async def committed_version(self) -> PolicyVersion | None:
+        """The version that is being served, or None."""
+        self._fence_if_dead()
+        state = self._gate.state
+        return state.committed if state.serving else None
+
+    # -- memory
+
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        """Abort requests in flight, refuse new ones, free memory; bytes by tag over all ranks."""
+        self._check_running()
+        if self._gate.state.serving:
+            self._gate.apply(Outdated())
+        await self._pauses.abort()
+        return await self._memory.release(tags)
+
+    async def resume(self, tags: Sequence[str]) -> None:
+        """Allocate again; weights come back empty."""
+        self._check_running()
+        await self._memory.resume(tags)
+
+    # -- inspection
+
+    async def live_state(self) -> dict[str, Any]:
+        """What the replica is doing and has: phase, requests in flight, processes, memory."""
+        self._fence_if_dead()
+        state = self._gate.state
+        return {
+            "phase": str(state.phase),
+            "reason": state.reason,
+            "in_flight": self._gate.in_flight,
+            "pid": os.getpid(),
+            "scratch": self._scratch,
+            "workers": self._engine.workers if self._running else [],
+            "released": sorted(self._memory.released) if self._running else [],
+        }
+
+    async def worker_call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of the worker extension on every rank (tests and inspection)."""
+        self._check_running()
+        return await self._engine.call(method, *args)
+
+    def _described(self) -> str:
+        placement = self._placement
+        return kv(
+            rollout_mode=placement.mode,
+            replica_rank=placement.replica_rank,
+            node_rank=placement.node_rank,
+            nnodes=placement.nnodes,
+            visible_devices=placement.visible_devices or placement.device,
+            address=self._http.address,
+        )
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise LifecycleError(f"the {self.engine_name} server is not running")
+
+    def _fence_if_dead(self) -> None:
+        if self._running and not self._engine.alive and self._gate.state.phase != Phase.FENCED:
+            words = self._engine.last_words
+            said = f": {words}" if words else ""
+            reason = f"its engine process died; restart the replica{said}"
+            rank = self._placement.replica_rank
+            logger.error("%s replica %d: %s", self.engine_name, rank, reason)
+            self._gate.apply(Failed(reason))

@@ -1,0 +1,167 @@
+"""What SGLang needs, or gets wrong, on cpu, and what is done about it.
+
+SGLang calls `install` in each of its processes (entry point `sglang.srt.plugins`). It does nothing
+unless the server's environment says that the engine runs on cpu (`server_env.CPU_PLUGIN`).
+
+`rotary_import`
+    Without it a model cannot be built where vLLM is not installed: rotary embeddings import one of
+    its kernels for platforms that SGLang does not know, and never call it on cpu. Where vLLM is
+    installed, importing it for nothing would cost seconds. Seen in 0.5.23.
+`seeded_sampling`
+    Without it the seed of a request is ignored: SGLang hands seeds to its sampler only in
+    "deterministic inference", which the attention for cpu refuses. Its torch sampler takes them,
+    but hashes them with a kernel that is not on PyPI (`rl_rollout_sglang.seeded_sampling` does it
+    without). Requests without a seed get one of their id. Seen in 0.5.23.
+`batched_attention`
+    Without it generation is several times slower, and collapses where other processes use the same
+    cores: the torch attention computes one request after the other. Cross attention, sliding
+    windows and single prompts stay with SGLang. Seen in 0.5.23.
+
+Each can be turned off (`disable`), the last two at run time, which is how its test shows that it is
+still needed.
+"""
+
+import hashlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from rl_rollout_sglang.server_env import CPU_PLUGIN
+
+PATCHES = ("rotary_import", "seeded_sampling", "batched_attention")
+
+ROTARY_KERNELS = "vllm._custom_ops"
+
+
+_disabled: set[str] = set()
+
+
+def disable(names: Iterable[str]) -> None:
+    """Turn off exactly these patches in this process (for tests); an unknown name is an error."""
+    chosen = set(names)
+    unknown = chosen - set(PATCHES)
+    if unknown:
+        raise ValueError(f"no such patch: {sorted(unknown)}")
+    _disabled.clear()
+    _disabled.update(chosen)
+
+
+def active(name: str) -> bool:
+    """Whether a patch does its work in this process."""
+    return os.environ.get(CPU_PLUGIN) == "1" and name not in _disabled
+
+
+def install() -> None:
+    """Apply the patches; before a model is built."""
+    if active("rotary_import"):
+        _stub_rotary_kernels()
+    if active("seeded_sampling"):
+        _seed_batches()
+    if active("batched_attention"):
+        _batch_attention()
+
+
+def _stub_rotary_kernels() -> None:
+    if ROTARY_KERNELS in sys.modules:
+        return
+
+    def rotary_embedding(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("vLLM's rotary kernel was called, which SGLang does not do on cpu")
+
+    stub = types.ModuleType(ROTARY_KERNELS, "Stands for a module that is imported, never used.")
+    stub.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
+    sys.modules[ROTARY_KERNELS] = stub
+
+
+def _seed_batches() -> None:
+    import torch
+    from sglang.srt.layers import sampler
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    from rl_rollout_sglang.seeded_sampling import multinomial_with_seed
+
+    original = SamplingBatchInfo.from_schedule_batch.__func__
+
+    def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
+        info = original(cls, batch, vocab_size)
+        if info.sampling_seed is None and active("seeded_sampling"):
+            seeds = [_seed(request) for request in batch.reqs]
+            info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.device)
+        return info
+
+    if getattr(SamplingBatchInfo, "_rl_seeded", False):
+        return
+    SamplingBatchInfo._rl_seeded = True
+    sampler.multinomial_with_seed = multinomial_with_seed
+    SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
+
+
+def _seed(request: Any) -> int:
+    """The request's seed, or one of its id, which is the same on every rank."""
+    seed = request.sampling_params.sampling_seed
+    if seed is not None:
+        return int(seed)
+    digest = hashlib.blake2s(str(request.rid).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+attention_groups = 0
+"""Groups of sequences that were computed together in this process."""
+
+
+def _batch_attention() -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    if getattr(TorchNativeAttnBackend, "_rl_batched", False):
+        return
+    TorchNativeAttnBackend._rl_batched = True
+    for name, lengths in (("extend", "extend_seq_lens"), ("decode", None)):
+        method = f"_run_sdpa_forward_{name}"
+        original = getattr(TorchNativeAttnBackend, method)
+        setattr(TorchNativeAttnBackend, method, _batched(original, lengths))
+
+
+def _batched(original: Any, queries_argument: str | None) -> Any:
+    """SGLang's method for all requests of a batch, computed in groups where that is possible."""
+    signature = inspect.signature(original)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        special = ("encoder_lens", "is_cross_attn", "sliding_window_size")
+        causal = given["causal"] or queries_argument is None
+        simple = causal and not any(given[name] for name in special)
+        if not (simple and active("batched_attention")):
+            return original(*args, **kwargs)
+        _run_in_groups(original, given, queries_argument)
+        return given["output"]
+
+    return run
+
+
+def _run_in_groups(original: Any, given: dict[str, Any], queries_argument: str | None) -> None:
+    global attention_groups  # noqa: PLW0603 - a counter for tests
+    from rl_rollout_sglang.batched_attention import Cache, Span, attend, spans_of
+
+    lengths = given["seq_lens"].tolist()
+    counts = given[queries_argument].tolist() if queries_argument else [1] * len(lengths)
+    cache = Cache(
+        given["k_cache"], given["v_cache"], given["req_to_token"], given["req_pool_indices"]
+    )
+
+    def alone(span: Span) -> None:
+        rows, one = slice(span.start, span.start + span.queries), slice(span.index, span.index + 1)
+        part = dict(given, query=given["query"][rows], output=given["output"][rows])
+        for name in ("req_pool_indices", "seq_lens", "extend_prefix_lens", "extend_seq_lens"):
+            if name in part:
+                part[name] = part[name][one]
+        original(**part)
+
+    spans = spans_of(lengths, counts)
+    attention_groups += attend(
+        given["query"], given["output"], cache, spans, given["scaling"], alone
+    )

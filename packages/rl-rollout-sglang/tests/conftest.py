@@ -1,0 +1,267 @@
+"""Tiny random models, and a real SGLang engine that is started once for the whole run."""
+
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_core.deadlines import Deadline
+from rl_core.interfaces import Placement
+from rl_core.testing.launcher import ProcessLauncher
+from rl_core.testing.property_tests import no_time_limits
+from rl_core.testing.rollout_contract import RolloutUnderTest
+from rl_core.testing.weight_set import WeightSet, leases
+from rl_core.trajectory import GenerateRequest
+from rl_core.versions import PolicyVersion
+from rl_rollout_sglang.adapter import SglangAdapter
+from rl_rollout_sglang.config import SglangConfig
+from rl_rollout_sglang.replica import SglangReplica
+
+no_time_limits()
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these engines share the cores
+KINDS = ("dense", "tied", "moe")
+PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
+EOS_ID = 3
+"""A token that model A samples often enough to end by itself."""
+START_S = 240.0
+CALL_S = 60.0
+HERE = Path(__file__).parent
+SHAPE = {
+    "vocab_size": 80,
+    "hidden_size": 64,
+    "intermediate_size": 128,  # a multiple of 64 for each of two ranks, see the README
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The engines are shared by all modules here: one worker runs their tests."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.xdist_group("sglang-engines"))
+
+
+def make_model(kind, seed):
+    """A random model of the architecture that the embedded model of MiniRL has."""
+    from transformers import (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
+
+    torch.manual_seed(seed)
+    if kind == "moe":
+        config = Qwen3MoeConfig(
+            **SHAPE,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            norm_topk_prob=True,
+            tie_word_embeddings=False,
+        )
+        model = Qwen3MoeForCausalLM(config)
+    else:
+        config = Qwen3Config(**SHAPE, tie_word_embeddings=kind == "tied")
+        model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones in every fresh model, so that a swapped norm would not show
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.float().eval()
+
+
+@pytest.fixture(scope="session")
+def model_dirs(tmp_path_factory):
+    """Directories of models A and B of every kind."""
+    root = tmp_path_factory.mktemp("models")
+    found = {}
+    for kind in KINDS:
+        found[kind] = [root / f"{kind}-a", root / f"{kind}-b"]
+        for seed, path in enumerate(found[kind]):
+            make_model(kind, seed).save_pretrained(path)
+            if kind == "dense":
+                make_tokenizer().save_pretrained(path)
+    return found
+
+
+def make_tokenizer():
+    """Words `t0` to `t79`: without one SGLang serves token ids only."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{token}": token for token in range(SHAPE["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0")
+
+
+@pytest.fixture(scope="session")
+def weight_sets(model_dirs):
+    """The weights of models A and B of every kind, as a trainer publishes them."""
+    from safetensors.torch import load_file
+
+    return {
+        kind: [_weight_set(kind, load_file(path / "model.safetensors")) for path in paths]
+        for kind, paths in model_dirs.items()
+    }
+
+
+def _weight_set(kind, tensors):
+    tensors = {name: tensors[name].clone() for name in sorted(tensors)}
+    aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if kind == "tied" else {}
+    return WeightSet(tensors, aliases)
+
+
+class Started:
+    """One running replica with its adapters."""
+
+    def __init__(self, path, log_dir, tp_size=1, **settings):
+        self.config = SglangConfig(
+            local_path=str(path),
+            dtype="float32",
+            tensor_model_parallel_size=tp_size,
+            kv_cache_memory_gb=0.0625,
+            bucket_megabytes=0.05,
+            log_dir=str(log_dir),
+            **settings,
+        )
+        self.replica = SglangReplica(
+            self.config, ProcessLauncher(log_dir), Placement(tp_size=tp_size)
+        )
+        self.replica.start(Deadline.after(START_S))
+        self.server = self.replica.server
+        self.adapters = [SglangAdapter(self.server, rank, self.config) for rank in range(tp_size)]
+        self.steps = itertools.count()
+        self._threads = ThreadPoolExecutor(tp_size)
+
+    def state(self):
+        return self.server.call("live_state", timeout=CALL_S)
+
+    def worker(self, method, *args):
+        return self.server.call("worker_call", method, *args, timeout=CALL_S)
+
+    def load_path(self, name):
+        """Update by `bracketed` or `plain` from here on."""
+        self.server.call("use_load_path", name, timeout=CALL_S)
+
+    def next_version(self):
+        return PolicyVersion(1, next(self.steps))
+
+    def sync(self, weights):
+        """Load into all ranks at the same time, and commit."""
+        manifest = weights.manifest(self.next_version())
+        entries = weights.entries()
+        updates = [
+            self._threads.submit(
+                adapter.update_weights, leases(entries, 3), manifest, Deadline.after(CALL_S)
+            )
+            for adapter in self.adapters
+        ]
+        for update in updates:
+            update.result(CALL_S)
+        self.adapters[0].commit(manifest.version, CALL_S)
+
+
+ENGINES = {"dense": {}, "moe": {}, "tied": {"tp_size": 2}}
+"""The engines that are started: every kind of model once."""
+
+
+class Engines:
+    """Starts replicas on demand, each once, and ends them."""
+
+    def __init__(self, start):
+        self._start = start
+        self._started = {}
+
+    def __call__(self, kind):
+        if kind not in self._started:
+            self._started[kind] = self._start(kind)
+        return self._started[kind]
+
+    def end(self, *kinds):
+        for kind in kinds or list(self._started):
+            self._started.pop(kind).replica.shutdown(30)
+
+
+@pytest.fixture(scope="session")
+def engines(model_dirs, tmp_path_factory):
+    """One engine for every kind of model."""
+
+    def start(kind):
+        logs = tmp_path_factory.mktemp(f"{kind}-logs")
+        return Started(model_dirs[kind][0], logs, **ENGINES[kind])
+
+    engines = Engines(start)
+    yield engines
+    engines.end()
+
+
+@pytest.fixture(scope="session")
+def save():
+    """Writes weights as a Hugging Face directory."""
+    from safetensors.torch import save_file
+
+    def save(weights, path):
+        file = path / "model.safetensors"
+        save_file(dict(weights.tensors), file, metadata={"format": "pt"})
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """What is asked."""
+    return PROMPTS
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """Completions of all prompts (or of those given) under one sampling."""
+    numbers = itertools.count()
+
+    def ask(started, sampling, prompts=PROMPTS):
+        requests = [
+            GenerateRequest(f"ask-{next(numbers)}", list(prompt), sampling) for prompt in prompts
+        ]
+        return started.adapters[0].generate(requests, CALL_S)
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def under_test(engines, weight_sets, save):
+    """What the contract kit wants to know of a replica."""
+
+    def make(kind):
+        started = engines(kind)
+        first, second = weight_sets[kind]
+        return RolloutUnderTest(
+            started.adapters,
+            first,
+            second,
+            PROMPTS,
+            save=save,
+            eos_id=EOS_ID,
+            long_tokens=300,
+            steps=started.steps,
+            may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
+        )
+
+    return make

@@ -1,0 +1,143 @@
+"""Bad settings are refused before anything starts; good ones become engine arguments."""
+
+import json
+
+import pytest
+
+from rl_core.errors import ConfigError
+from rl_core.interfaces import Placement
+from rl_core.plugins import build_config
+from rl_rollout_sglang.config import SglangConfig
+from rl_rollout_sglang.replica import SglangReplica
+from rl_rollout_sglang.server_args import check_known, kv_tokens, server_args
+from rl_rollout_sglang.server_env import CPU_PLUGIN, core_lists, server_env
+
+SIZES = {
+    "vocab_size": 80,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "torch.bfloat16"),
+        ("dtype", "float64"),
+        ("tensor_model_parallel_size", 0),
+        ("gpu_memory_utilization", 1.5),
+        ("gpu_memory_utilization", 0.0),
+        ("kv_cache_memory_gb", -1.0),
+        ("max_model_len", 0),
+        ("bucket_megabytes", 0.0),
+        ("start_timeout_s", 0.0),
+        ("cpu_threads", 0),
+    ],
+)
+def test_a_bad_value_is_named(path, key, value):
+    with pytest.raises(ConfigError, match=rf"rollout\.{key}={value!r}"):
+        SglangConfig(local_path=path, **{key: value})
+
+
+def test_a_directory_without_a_model_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"rollout\.local_path=.*config\.json"):
+        SglangConfig(local_path=str(tmp_path))
+
+
+@pytest.mark.parametrize("key", sorted(SglangConfig.own_engine_args))
+def test_engine_arguments_of_our_own_are_refused(path, key):
+    with pytest.raises(ConfigError, match=rf"engine_kwargs\.{key}"):
+        SglangConfig(local_path=path, engine_kwargs={key: 1})
+
+
+def test_an_unknown_key_names_the_nearest(path):
+    with pytest.raises(ConfigError, match=r"rollout\.max_model_length.*rollout\.max_model_len"):
+        build_config(SglangConfig, {"local_path": path, "max_model_length": 3}, "rollout")
+
+
+def test_an_unknown_engine_argument_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"chunked_prefil.*did you mean 'chunked_prefill_size'"):
+        check_known({"chunked_prefil": 3}, ["chunked_prefill_size", "page_size"])
+
+
+def test_cpu_gets_as_many_tokens_as_fit_into_its_cache(path):
+    config = SglangConfig(local_path=path, dtype="bfloat16")
+    args = server_args(config, Placement(device="cpu"))
+    # 2 layers, keys and values, 2 heads of 16 elements of 2 bytes
+    assert args["max_total_tokens"] == (1 << 28) // 256
+    assert args["device"] == "cpu"
+    assert "enable_memory_saver" not in args
+
+
+def test_the_ranks_share_the_heads(path):
+    one = SglangConfig(local_path=path)
+    two = SglangConfig(local_path=path, tensor_model_parallel_size=2)
+    four = SglangConfig(local_path=path, tensor_model_parallel_size=4)
+    assert kv_tokens(two, 1 << 20) == 2 * kv_tokens(one, 1 << 20)
+    assert kv_tokens(four, 1 << 20) == kv_tokens(two, 1 << 20)
+
+
+def test_a_model_that_does_not_tell_its_sizes_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_gb.*num_attention_heads"):
+        server_args(SglangConfig(local_path=str(tmp_path)), Placement(device="cpu"))
+
+
+def test_accelerators_get_the_share_and_the_memory_saver(path):
+    args = server_args(SglangConfig(local_path=path), Placement(device="cuda"))
+    assert args["mem_fraction_static"] == 0.6
+    assert args["enable_memory_saver"] is True
+    assert "max_total_tokens" not in args
+    assert "attention_backend" not in args
+
+
+def test_engine_kwargs_win(path):
+    extra = {"attention_backend": "intel_amx", "page_size": 16}
+    args = server_args(SglangConfig(local_path=path, engine_kwargs=extra), Placement())
+    assert args["attention_backend"] == "intel_amx"
+    assert args["page_size"] == 16
+
+
+def test_the_environment_shows_the_devices_to_the_server(path):
+    config = SglangConfig(local_path=path)
+    cuda = server_env(config, Placement(device="cuda", visible_devices=("2", "3")))
+    npu = server_env(config, Placement(device="npu", visible_devices=("0",)))
+    assert cuda["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert npu["ASCEND_RT_VISIBLE_DEVICES"] == "0"
+    assert "OMP_NUM_THREADS" not in cuda
+
+
+def test_no_patch_is_applied_where_an_accelerator_is(path):
+    config = SglangConfig(local_path=path)
+    assert CPU_PLUGIN in server_env(config, Placement(device="cpu"))
+    assert CPU_PLUGIN not in server_env(config, Placement(device="cuda"))
+    assert CPU_PLUGIN not in server_env(config, Placement(device="npu"))
+
+
+def test_threads_are_shared_by_the_ranks(path):
+    config = SglangConfig(local_path=path, cpu_threads=3)
+    assert server_env(config, Placement())["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "lists"),
+    [([0, 1], 2, "0|1"), ([2, 3, 6, 7], 2, "2,3|6,7"), ([0, 1], 4, "0|1|0|1"), ([4], 2, "4|4")],
+)
+def test_cores_are_shared_by_the_ranks(cores, ranks, lists):
+    assert core_lists(cores, ranks) == lists
+
+
+def test_a_placement_that_contradicts_the_config_is_refused(path):
+    config = SglangConfig(local_path=path)
+    with pytest.raises(ConfigError, match="2 ranks"):
+        SglangReplica(config, launcher=None, placement=Placement(tp_size=2))
+    with pytest.raises(ConfigError, match="one node"):
+        SglangReplica(config, launcher=None, placement=Placement(nnodes=2))

@@ -1,0 +1,71 @@
+"""A warm engine taken to B answers like a transformers forward on B, log-probabilities included."""
+
+import pytest
+import torch
+
+from rl_core.testing.rollout_case import GREEDY
+from rl_core.trajectory import SamplingParams
+
+pytestmark = pytest.mark.engine
+
+TOLERANCE = 1e-4
+
+
+def transformers_log_probs(path, prompt, tokens, sampling):
+    """Log-probabilities of `tokens` when sampled so, and the logits; in float32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    logits = logits / (sampling.temperature or 1.0)
+    if sampling.top_k > 0:
+        logits = TopKLogitsWarper(sampling.top_k)(None, logits)
+    if sampling.top_p < 1.0:
+        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
+    return logits.log_softmax(-1)[range(len(tokens)), tokens], logits
+
+
+def assert_equal_to_transformers(started, path, prompts, ask):
+    for prompt, completion in zip(prompts, ask(started, GREEDY), strict=True):
+        tokens = completion.token_ids
+        expected, logits = transformers_log_probs(path, prompt, tokens, GREEDY)
+        assert logits.argmax(-1).tolist() == tokens
+        assert completion.log_probs == pytest.approx(expected.tolist(), abs=TOLERANCE)
+
+
+@pytest.fixture
+def dense_a(engines, weight_sets):
+    """The dense engine serving A."""
+    started = engines("dense")
+    started.sync(weight_sets["dense"][0])
+    return started
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "tied"])
+def test_answers_are_those_of_transformers(engines, weight_sets, model_dirs, prompts, ask, kind):
+    """`tied` has two ranks."""
+    started = engines(kind)
+    for weights in weight_sets[kind]:
+        started.sync(weights)
+    assert_equal_to_transformers(started, model_dirs[kind][1], prompts, ask)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(0.7, max_tokens=24, seed=5, ignore_eos=True),
+        SamplingParams(0.7, top_k=20, max_tokens=24, seed=5, ignore_eos=True),
+        SamplingParams(1.3, top_p=0.8, max_tokens=24, seed=5, ignore_eos=True),
+    ],
+    ids=["temperature", "top_k", "top_p"],
+)
+def test_log_probs_are_of_the_distribution_sampled_from(
+    dense_a, model_dirs, prompts, ask, sampling
+):
+    """Temperature and truncation included, which SGLang's plain log-probabilities leave out."""
+    path = model_dirs["dense"][0]
+    for prompt, completion in zip(prompts, ask(dense_a, sampling), strict=True):
+        expected, _ = transformers_log_probs(path, prompt, completion.token_ids, sampling)
+        assert completion.log_probs == pytest.approx(expected.tolist(), abs=TOLERANCE)
