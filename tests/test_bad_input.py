@@ -97,7 +97,7 @@ def test_a_command_line_of_its_own(runner):
         ("actor.engine_config.fsdp_size=3", ["fsdp_size=3"]),
         ("rollout.tensor_model_parallel_size=4", ["tensor_model_parallel_size=4"]),
         ("rollout.kv_cache_memory_gb=4000", ["kv_cache_memory_gb=4000", "free"]),
-        ("rollout.name=sglang", ["pip install rl-rollout-sglang"]),
+        ("rollout.name=sglan", ["'sglan'", "sglang"]),
         ("reward.path=/no/such/file.py", ["/no/such/file.py"]),
         ("data.path=/no/such/prompts.jsonl", ["/no/such/prompts.jsonl"]),
         ("trian", ["trian", "train"]),

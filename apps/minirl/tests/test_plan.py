@@ -29,7 +29,7 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["actor.engine_config.fsdp_size=3"], ["fsdp_size=3", "actor world of 2", "such as 2"]),
         (["rollout.tensor_model_parallel_size=4"], ["size=4", "pool of 2"]),
         (["rollout.name=vlm"], ["'vlm'", "vllm"]),
-        (["rollout.name=sglang"], ["pip install rl-rollout-sglang"]),
+        (["rollout.name=sglan"], ["'sglan'", "sglang"]),
         (["actor.engine_config.backend=megatron"], ["megatron", "fsdp2"]),
         (["cluster.mode=fusd"], ["cluster.mode=fusd", "fused"]),
         (["algorithm.adv_estimator=grop"], ["adv_estimator=grop", "grpo"]),

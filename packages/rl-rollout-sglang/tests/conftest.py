@@ -259,7 +259,7 @@ def under_test(engines, weight_sets, save):
             PROMPTS,
             save=save,
             eos_id=EOS_ID,
-            long_tokens=300,
+            long_tokens=600,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
         )
