@@ -159,6 +159,14 @@ DYING = ROOT / "tests" / "dying_run.py"
 ENDED_S = 30.0
 
 
+OBITUARIES = {
+    "actor": "actor rank 0 died",
+    "checkpoint_worker": "checkpoint_worker rank 0 died",
+    "engine": "the engine died",
+}
+"""What the cause must say of a member that was killed."""
+
+
 class Death:
     """A run in which one member is killed in its second sync, and how it ended.
 
@@ -184,6 +192,7 @@ class Death:
             "data.eval_size=0",
             program=DYING,
         ).finish(200)
+        self._obituary = OBITUARIES[member]
         self.seconds = math.inf
         if moment.exists():
             self.seconds = time.time() - float(moment.read_text())
@@ -196,7 +205,7 @@ class Death:
     @property
     def ended_well(self) -> bool:
         good = self.run.code == 1 and len(self.causes) == 1 and not self.left
-        return good and self.seconds <= ENDED_S
+        return good and self.seconds <= ENDED_S and self._obituary in self.causes[0]
 
     def __str__(self) -> str:
         return f"{self.seconds:5.1f} s, code {self.run.code}, left {self.left}: {self.causes}"

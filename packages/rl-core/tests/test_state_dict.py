@@ -1,5 +1,6 @@
 """`send_state_dict` and `receive_state_dict` over a transport within the process."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 
@@ -66,3 +67,44 @@ def test_a_receiver_that_does_not_come_or_is_gone_is_named(engines):
     theirs.close()
     with pytest.raises(PeerLostError, match="receiver 0"):
         send_state_dict(*arguments, Deadline.after(20))
+
+
+def test_attempts_given_up_do_not_put_later_ones_out_of_step(engines):
+    sender, receiver, _ = engines
+    mine, theirs = Pipe()
+    for _ in range(2):
+        with pytest.raises(TransferTimeoutError, match="the sender"):
+            receive_state_dict(receiver, theirs, Deadline.after(0.05))
+    with pytest.raises(TransferTimeoutError):  # it answers a call that nobody waits for
+        send_state_dict(sender, STATE, PolicyVersion(1, 0), [mine], Deadline.after(0.5))
+    with ThreadPoolExecutor(1) as threads:
+        received = threads.submit(receive_state_dict, receiver, theirs, Deadline.after(20))
+        wait_for(mine)
+        send_state_dict(sender, STATE, PolicyVersion(1, 0), [mine], Deadline.after(20))
+        assert received.result(20)[0] == PolicyVersion(1, 0)
+
+
+def wait_for(pipe):
+    """Until the receiver has called."""
+    assert pipe.poll(20)
+
+
+def test_a_receiver_that_does_not_read_is_waited_for_no_longer_than_the_deadline(engines):
+    mine, theirs = Pipe()
+    many = {f"a tensor with a name that fills pipes, {n}": torch.zeros(1) for n in range(20_000)}
+    sender, receiver, _ = engines
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(receive_state_dict, receiver, _Deaf(theirs), Deadline.after(3))
+        with pytest.raises(TransferTimeoutError, match="does not read"):
+            send_state_dict(sender, many, PolicyVersion(1, 0), [mine], Deadline.after(1))
+
+
+class _Deaf:
+    """A pipe whose other end is never read."""
+
+    def __init__(self, pipe):
+        self.send = pipe.send
+
+    def poll(self, timeout):
+        time.sleep(timeout)
+        return False

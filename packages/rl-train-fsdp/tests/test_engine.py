@@ -472,6 +472,7 @@ def test_the_log_says_what_was_loaded(ranks, models, settings):
         rf"Before FSDP, {memory}",
         r"Applied FSDP wrapping\. mesh=\(2,\), dtype=float32, layers=Qwen3MoeDecoderLayer, .*",
         rf"After FSDP, {memory}",
+        r"Prompts are shared in training: common tokens of a group are computed once",
         r"Offload not applicable: device=cpu, .*",
     ]
     assert len(first[5]) == len(patterns)

@@ -52,6 +52,7 @@ def test_each_token_asked_about_sees_exactly_what_comes_before_it(loss_only, sam
     """By the mask alone: the inputs visible to a state are the sample's own tokens, in order."""
     for rows in Batching(limit, width).plan(samples, loss_only=loss_only):
         batch = MicroBatch.pack(samples, rows, loss_only=loss_only)
+        assert len(batch.positions) == len(batch.targets) == sum(batch.counts)
         asked = iter(zip(batch.positions.tolist(), batch.targets.tolist(), strict=True))
         for index, count in zip(batch.indices, batch.counts, strict=True):
             sample = samples[index]

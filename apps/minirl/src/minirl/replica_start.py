@@ -52,7 +52,8 @@ class ReplicaStart:
 
 
 def wait_for(starts: Sequence[ReplicaStart], at_least: int) -> None:
-    """Block until so many are up; the first error of any, as `ReplicaStart.up` raises it."""
+    """Block until so many or all are up; the first error of any, as `ReplicaStart.up` raises it."""
+    at_least = min(at_least, len(starts))
     while sum([start.up() for start in starts]) < at_least:
         pending = [start.outcome for start in starts if not start.outcome.done()]
         wait(pending, _POLL_S, FIRST_COMPLETED)

@@ -173,7 +173,8 @@ class Trainer:
     def _deal(self, batch: Sequence[TrainSample]) -> list[list[int]]:
         mini_batch = self._config.algorithm.ppo_mini_batch_size or len(batch)
         lengths = [sample.num_tokens for sample in batch]
-        prompts = [tuple(sample.prompt_ids) for sample in batch]
+        shared = self._config.actor.engine_config.share_prefixes
+        prompts = [tuple(sample.prompt_ids) for sample in batch] if shared else None
         return deal(lengths, self._system.workers.world_size, mini_batch, prompts)
 
     def _is_sync_step(self, step: int) -> bool:

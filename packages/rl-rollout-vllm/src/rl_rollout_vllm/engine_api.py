@@ -7,7 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -159,20 +159,18 @@ class VllmEngine:
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; the KV cache is dropped unless requests are kept."""
         keep = mode is PauseMode.KEEP
-        call = self._llm.pause_generation(mode=mode.value, clear_cache=not keep)
-        await self._ask("pause", call)
+        await self._ask("pause", "pause_generation", mode=mode.value, clear_cache=not keep)
 
     async def resume(self) -> None:
         """Schedule again."""
-        await self._ask("resume", self._llm.resume_generation())
+        await self._ask("resume", "resume_generation")
 
     async def clear_kv_cache(self) -> None:
         """Drop cached prefixes, also of requests that are kept; they are computed again.
 
         Errors: RolloutError unless the engine confirms it.
         """
-        call = self._llm.reset_prefix_cache(reset_running_requests=True)
-        confirmed = await self._ask("flush", call)
+        confirmed = await self._ask("flush", "reset_prefix_cache", reset_running_requests=True)
         if not confirmed:
             raise RolloutError("the engine did not confirm that its KV cache was flushed")
 
@@ -183,13 +181,13 @@ class VllmEngine:
 
     async def set_version(self, version: str) -> None:
         """Stamp tokens with `version` from here on."""
-        await self._ask("set the version", self._llm.update_weight_version(version))
+        await self._ask("set the version", "update_weight_version", version)
 
     # -- processes
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of our worker extension on every rank; results in rank order."""
-        results: list[Any] = await self._ask(method, self._llm.collective_rpc(method, args=args))
+        results: list[Any] = await self._ask(method, "collective_rpc", method, args=args)
         return results
 
     async def update(self, requests: Sequence[bytes]) -> list[bytes]:
@@ -208,9 +206,9 @@ class VllmEngine:
             return {tag: nbytes for tag, nbytes in freed.items() if nbytes}
         before = sum(await self.call("rl_device_free"))
         if WEIGHTS in tags:
-            await self._ask("release memory", self._llm.sleep(level=2))
+            await self._ask("release memory", "sleep", level=2)
         else:
-            await self._ask("release memory", self._llm.release_kv_cache_memory())
+            await self._ask("release memory", "release_kv_cache_memory")
         freed_bytes = max(0, sum(await self.call("rl_device_free")) - before)
         # The device tells only the sum; it is booked on the first tag.
         return dict.fromkeys(tags, 0) | {tags[0]: freed_bytes}
@@ -220,23 +218,25 @@ class VllmEngine:
         if self._on_cpu:
             await self.call("rl_resume", list(tags))
             return
-        await self._ask("wake up", self._llm.wake_up(list(tags)))
+        await self._ask("wake up", "wake_up", list(tags))
 
-    async def _ask(self, what: str, call: Coroutine[Any, Any, Any]) -> Any:
-        """Await what the engine's core has to answer; RolloutError if it fails or dies meanwhile.
+    async def _ask(self, what: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What the engine's core answers to a method of vLLM's client.
 
         vLLM (seen in 0.32) forgets the calls under way when its core dies: they would never end.
+
+        Errors: RolloutError if it fails, dies meanwhile, or this vLLM has no such method.
         """
-        task = asyncio.ensure_future(call)
-        try:
-            with _translated(what):
+        with _translated(what):
+            task = asyncio.ensure_future(getattr(self._llm, method)(*args, **kwargs))
+            try:
                 while not task.done():
                     await asyncio.wait({task}, timeout=DEATH_POLL_S)
                     if not (task.done() or self.alive):
                         raise EngineDeadError
                 return task.result()
-        finally:
-            task.cancel()
+            finally:
+                task.cancel()
 
     @property
     def alive(self) -> bool:

@@ -231,7 +231,7 @@ class _Parts:
         """Collective."""
         width = None
         if config.engine.share_prefixes:
-            width, line = sharing_width(self.policy, self.device)
+            width, line = sharing_width(self.policy, self.group, self.device)
             self._say(line)
         return Batching(config.engine.ppo_max_token_len_per_gpu, width)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rl_core.errors import LifecycleError, TrainError, TransferError
+from rl_core.errors import LifecycleError, PeerLostError, TrainError, TransferError
 from rl_core.interfaces import RankPlace
 from rl_train_fsdp.devices import BACKENDS
 
@@ -102,18 +102,18 @@ class ProcessGroup:
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Translate the failure of another rank, or of the way to it, into a TransferError.
+    """Translate the failure of another rank, or of the way to it, into a PeerLostError.
 
     gloo reports both as plain RuntimeErrors, which only their text tells from others.
     """
     try:
         yield
     except dist.DistError as error:
-        raise TransferError(_lost(what, error)) from error
+        raise PeerLostError(_lost(what, error)) from error
     except RuntimeError as error:
         if "gloo" not in str(error):
             raise
-        raise TransferError(_lost(what, error)) from error
+        raise PeerLostError(_lost(what, error)) from error
 
 
 def _lost(what: str, error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from rl_core.errors import MiniRLError, WeightSyncError
+from rl_core.errors import WeightSyncError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,8 @@ class LeaseSource:
             for lease in self._leases:
                 with lease:
                     pass
-        except MiniRLError as error:
+        except Exception as error:
+            # Edge to the producer, which may raise anything.
             if not failed:
                 raise
             logger.warning("the stream ended early: %s", error)

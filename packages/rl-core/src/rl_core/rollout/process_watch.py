@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 
 POLL_S = 0.5
+
+REMOVAL_S = 2.0
+"""Seconds to try to remove a directory in which another process still removes, or makes, files."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -46,11 +49,18 @@ def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> 
     if segments:
         unlink_segments(segments)
     if scratch is not None:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
     for victim in victims:
         # A parent that has ended already was replaced by a reaper, which is not ours to end.
         if victim in (os.getpid(), os.getppid()):
             os.kill(victim, signal.SIGKILL)
+
+
+def _remove(directory: str) -> None:
+    """Several processes do this at once, and the last one may be killed by the first."""
+    end = time.monotonic() + REMOVAL_S
+    while os.path.isdir(directory) and time.monotonic() < end:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def unlink_segments(names: str) -> None:

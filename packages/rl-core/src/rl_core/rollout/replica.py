@@ -1,6 +1,7 @@
 """One rollout replica, as its owner sees it: starts the server, knows its address, ends it."""
 
 import contextlib
+import threading
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -41,12 +42,15 @@ class ServerReplica(Replica):
         self._process: Handle | None = None
         self._server: Handle | None = None
         self._address = ""
+        self._closed = False
+        self._lock = threading.Lock()
 
     def warm_up(self) -> None:
         """Create the server's process, which imports the engine; `start` tells what went wrong."""
-        if self._process is None:
-            self._process = self._launch()
-            self._process.submit("warm_up")
+        with self._lock:
+            if self._process is None and not self._closed:
+                self._process = self._launch()
+                self._process.submit("warm_up")
 
     def start(self, deadline: Deadline) -> None:
         """Start the server and wait until it answers; no request is served yet.
@@ -54,29 +58,41 @@ class ServerReplica(Replica):
         Errors: ComponentError (the engine is missing), ConfigError, LifecycleError (it did not
         come up in time, or its process died). Nothing is left running then.
         """
-        if self._server is not None:
-            raise LifecycleError("the replica was already started")
-        server = self._process if self._process is not None else self._launch()
-        self._process = server  # for `shutdown`, which another thread may call meanwhile
+        server = self._begin_start()
         timeout = deadline.sooner(self._config.start_timeout_s).remaining()
         try:
-            self._address = server.call("start", timeout=timeout)
+            address = server.call("start", timeout=timeout)
         except TimeoutError as error:
-            self._process = None
-            server.kill()
+            self._drop(server)
             rank = self._placement.replica_rank
             msg = f"{self.engine_name} replica {rank} did not start in {timeout:.0f} s"
             raise LifecycleError(msg) from error
         except BaseException:
-            self._process = None
-            server.kill()
+            self._drop(server)
             raise
-        self._server = server
-        if self._process is not server:
-            self._server = None
-            server.kill()
-            raise LifecycleError("the replica was shut down while it started")
-        self._process = None
+        with self._lock:
+            if self._process is server:  # not shut down meanwhile
+                self._process, self._server, self._address = None, server, address
+                return
+        server.kill()
+        raise LifecycleError("the replica was shut down while it started")
+
+    def _begin_start(self) -> Handle:
+        """The server's process, which `shutdown` in another thread may end from here on."""
+        with self._lock:
+            if self._closed:
+                raise LifecycleError("the replica was shut down")
+            if self._server is not None:
+                raise LifecycleError("the replica was already started")
+            if self._process is None:
+                self._process = self._launch()
+            return self._process
+
+    def _drop(self, server: Handle) -> None:
+        with self._lock:
+            if self._process is server:
+                self._process = None
+        server.kill()
 
     @property
     def address(self) -> str:
@@ -91,10 +107,12 @@ class ServerReplica(Replica):
 
     def shutdown(self, timeout: float) -> None:
         """Stop the server and every process it started. Idempotent."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-        server, self._server = self._server, None
+        with self._lock:
+            self._closed = True
+            starting, self._process = self._process, None
+            server, self._server = self._server, None
+        if starting is not None:
+            starting.kill()
         if server is None:
             return
         try:

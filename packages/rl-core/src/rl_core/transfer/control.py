@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from rl_core.channel import Channel
 from rl_core.deadlines import Deadline
-from rl_core.errors import MessageError, TransferError, TransferTimeoutError
+from rl_core.errors import MessageError, PeerLostError, TransferError, TransferTimeoutError
 from rl_core.remote_errors import from_wire
 from rl_core.transfer.messages import Failed, Message
 
@@ -29,14 +29,15 @@ class ControlEnd:
         self.peer = peer
         self._channel = channel
         self._inbox: deque[Message] = deque()
+        self._lost: PeerLostError | None = None
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """Descriptor of the socket, for polling; -1 once closed."""
-        return self._channel.fileno()
+        """Descriptor of the socket, for polling; -1 once closed, here or there."""
+        return -1 if self._lost is not None else self._channel.fileno()
 
     def send(self, message: Message, deadline: Deadline) -> None:
-        """Send one message; TransferError naming the peer if it is gone."""
+        """Send one message; PeerLostError naming the peer if it is gone."""
         try:
             with self._sending:
                 self._channel.send(message, deadline)
@@ -44,25 +45,41 @@ class ControlEnd:
             raise TransferTimeoutError(f"{self.peer} does not read: {error}") from error
         except TransferError as error:
             self._pump_last_words(deadline)
-            raise TransferError(f"{self.peer} went away: {error}") from error
+            raise PeerLostError(f"{self.peer} went away: {error}") from error
+
+    def read(self, deadline: Deadline) -> None:
+        """Read what has arrived, without waiting for more; that the peer is gone is only noted.
+
+        What it said before counts: a peer that has said its last word may leave at once.
+
+        Errors: what the peer reported as its failure, MessageError.
+        """
+        if self._lost is None and self._channel.fileno() < 0:
+            self._lost = PeerLostError(f"{self.peer} went away: the connection was closed")
+        while self._lost is None and self._channel.poll(0):
+            try:
+                self._inbox.append(self._receive(deadline))
+            except PeerLostError as error:
+                self._lost = error
 
     def pump(self, deadline: Deadline) -> None:
-        """Read what has arrived, without waiting for more.
-
-        Errors: what the peer reported as its failure, TransferError if it is gone, MessageError.
-        """
-        if self._channel.fileno() < 0:
-            raise TransferError(f"{self.peer} went away: the connection was closed")
-        while self._channel.poll(0):
-            self._inbox.append(self._receive(deadline))
+        """As `read`; PeerLostError as soon as the peer is gone, for waits that need it alive."""
+        self.read(deadline)
+        if self._lost is not None:
+            raise self._lost
 
     def wait(self, seconds: float) -> None:
         """Sleep until something has arrived, for at most `seconds`."""
         self._channel.poll(seconds)
 
     def take(self, kind: type[T]) -> T | None:
-        """The next message if it has been read already; MessageError if it is of another kind."""
+        """The next message if it has been read already.
+
+        Errors: MessageError if it is of another kind, PeerLostError if none can come any more.
+        """
         if not self._inbox:
+            if self._lost is not None:
+                raise self._lost
             return None
         message = self._inbox.popleft()
         if not isinstance(message, kind):
@@ -91,7 +108,7 @@ class ControlEnd:
         except TransferTimeoutError:
             raise
         except TransferError as error:
-            raise TransferError(f"{self.peer} went away: {error}") from error
+            raise PeerLostError(f"{self.peer} went away: {error}") from error
         except MessageError as error:
             raise MessageError(f"{self.peer}: {error}") from error
         if isinstance(message, Failed):

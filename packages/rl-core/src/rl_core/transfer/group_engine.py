@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from rl_core.channel import Listener
 from rl_core.deadlines import CancelToken
-from rl_core.errors import ConfigError, LifecycleError, StaleVersionError, WeightSyncError
+from rl_core.errors import (
+    ConfigError,
+    LifecycleError,
+    MessageError,
+    PeerLostError,
+    StaleVersionError,
+    WeightSyncError,
+)
 from rl_core.interfaces import CheckpointEngine, Endpoint, TransferReport
 from rl_core.metadata import ManifestCheck
 from rl_core.transfer.causes import known_cause
@@ -171,13 +178,19 @@ class GroupEngine(CheckpointEngine):
         self._life.require(call, Stage.CONNECTED)
 
     def _stands(self, place: Place, watch: Watch) -> bool:
-        """Whether the group of the last sync is this one, and nobody has left it meanwhile."""
+        """Whether the group of the last sync is this one, and nobody has left it meanwhile.
+
+        Errors: what a member reports that has failed in this sync already.
+        """
         if place != self._place:
             return False
         try:
             self._hear(watch)()
-        except WeightSyncError:
+        except (PeerLostError, MessageError):
             return False
+        except WeightSyncError as error:
+            self.fail(error)
+            raise
         return True
 
     def _connect(self, place: Place, watch: Watch) -> None:

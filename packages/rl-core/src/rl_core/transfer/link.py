@@ -43,10 +43,10 @@ class Link:
     def expect(self, kind: type[T], watch: Watch) -> T:
         """Wait for the next message, which must be of `kind`.
 
-        Errors: what the sender reported, TransferError if it is gone, MessageError.
+        Errors: what the sender reported, PeerLostError if it is gone, MessageError.
         """
         while True:
-            self.pump(watch.deadline)
+            self._end.read(watch.deadline)
             message = self._end.take(kind)
             if message is not None:
                 return message

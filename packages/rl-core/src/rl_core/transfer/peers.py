@@ -72,7 +72,7 @@ class Peers:
         """
         got: dict[int, T] = {}
         while missing := [rank for rank in self._ends if rank not in got]:
-            self.pump(watch)
+            self._read(watch)
             for rank in missing:
                 message = self._ends[rank].take(kind)
                 if message is not None:
@@ -84,7 +84,7 @@ class Peers:
     def await_ack(self, bucket: int, watch: Watch) -> None:
         """Wait until all receivers have acknowledged every bucket up to `bucket`."""
         while True:
-            self.pump(watch)
+            self._read(watch)
             late = [rank for rank in self._ends if not self._acknowledged(rank, bucket)]
             if not late:
                 return
@@ -98,6 +98,11 @@ class Peers:
         """Read what has arrived; raises what a receiver reported, or that one is gone."""
         for end in self._ends.values():
             end.pump(watch.deadline)
+
+    def _read(self, watch: Watch) -> None:
+        """As `pump`, but one that is gone is found by who needs a message of it."""
+        for end in self._ends.values():
+            end.read(watch.deadline)
 
     def report(self, error: BaseException, where: str) -> None:
         """Tell all that still listen that the sync has failed."""

@@ -6,11 +6,15 @@ them. The processes have to trust each other: a `multiprocessing` pipe unpickles
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import secrets
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rl_core.deadlines import CancelToken
-from rl_core.errors import PeerLostError, TransferTimeoutError
+from rl_core.errors import MiniRLError, PeerLostError, TransferTimeoutError
 from rl_core.metadata import Manifest
 from rl_core.torch import meta_of
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rl_core.deadlines import Deadline
-    from rl_core.interfaces import CheckpointEngine, TransferReport
+    from rl_core.interfaces import CheckpointEngine, Endpoint, Place, TransferReport
     from rl_core.versions import PolicyVersion
 
 
@@ -46,17 +50,19 @@ def send_state_dict(
 ) -> TransferReport:
     """Send `state` as `version` to the receivers at the other ends of the pipes, in rank order.
 
-    Sender, rank 0 of one. The engine can be used again; `shutdown` is the caller's.
+    Sender, rank 0 of one. The engine can be used again, also after a failure; `shutdown` is the
+    caller's.
 
     Errors: those of the engine; TransferTimeoutError or PeerLostError naming a receiver.
     """
     manifest = Manifest(version, tuple(meta_of(*item) for item in state.items()))
     with _finalized(engine):
         mine = engine.prepare()
-        theirs = [_next(pipe, f"receiver {rank}", deadline) for rank, pipe in enumerate(pipes)]
-        places = engine.build_topology([mine], theirs)
-        for pipe, place in zip(pipes, places["receiver"], strict=True):
-            pipe.send((place, manifest))
+        calls = [_latest(pipe, f"receiver {rank}", deadline) for rank, pipe in enumerate(pipes)]
+        places = engine.build_topology([mine], [call.endpoint for call in calls])
+        for rank, (pipe, call) in enumerate(zip(pipes, calls, strict=True)):
+            answer = _Answer(call.token, places["receiver"][rank], manifest)
+            _send(pipe, answer, f"receiver {rank}", deadline)
         engine.build_process_group(places["sender"][0], deadline)
         weights = zip(manifest.tensors, state.values(), strict=True)
         return engine.send_weights(weights, manifest, deadline, CancelToken())
@@ -70,24 +76,53 @@ def receive_state_dict(
     Errors: those of the engine; TransferTimeoutError or PeerLostError naming the sender.
     """
     with _finalized(engine):
-        pipe.send(engine.prepare())
-        place, manifest = _next(pipe, "the sender", deadline)
-        engine.build_process_group(place, deadline)
+        call = _Call(secrets.token_hex(8), engine.prepare())
+        _send(pipe, call, "the sender", deadline)
+        answer = _next(pipe, "the sender", deadline)
+        while answer.token != call.token:  # to an attempt of ours that was given up
+            answer = _next(pipe, "the sender", deadline)
+        engine.build_process_group(answer.place, deadline)
         state: dict[str, Tensor] = {}
-        for lease in engine.receive_weights(manifest, deadline, CancelToken()):
+        for lease in engine.receive_weights(answer.manifest, deadline, CancelToken()):
             with lease as entries:  # their memory is used again after the block
                 state.update((entry.meta.name, entry.tensor.clone()) for entry in entries)
-    return manifest.version, state
+    return answer.manifest.version, state
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A receiver says where it is; `token` is never used again."""
+
+    token: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the sender makes of the call with this token."""
+
+    token: str
+    place: Place
+    manifest: Manifest
 
 
 @contextmanager
 def _finalized(engine: CheckpointEngine) -> Iterator[None]:
-    success = False
     try:
         yield
-        success = True
-    finally:
-        engine.finalize(success)
+    except BaseException:
+        with suppress(MiniRLError):  # the cause is what matters
+            engine.finalize(success=False)
+        raise
+    engine.finalize(success=True)
+
+
+def _latest(pipe: Pipe, who: str, deadline: Deadline) -> Any:
+    """The last call in the pipe: those before it were given up by the receiver."""
+    call = _next(pipe, who, deadline)
+    while pipe.poll(0):
+        call = _next(pipe, who, deadline)
+    return call
 
 
 def _next(pipe: Pipe, who: str, deadline: Deadline) -> Any:
@@ -97,3 +132,23 @@ def _next(pipe: Pipe, who: str, deadline: Deadline) -> Any:
     except (EOFError, OSError) as error:
         raise PeerLostError(f"{who} has closed the pipe") from error
     raise TransferTimeoutError(f"deadline passed while waiting for {who}")
+
+
+def _send(pipe: Pipe, message: _Call | _Answer, who: str, deadline: Deadline) -> None:
+    """In a thread, since a pipe blocks when it is full and nobody reads at the other end."""
+    outcome: Future[None] = Future()
+
+    def send() -> None:
+        try:
+            pipe.send(message)
+            outcome.set_result(None)
+        except (OSError, ValueError) as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=send, name="state-dict-pipe", daemon=True).start()
+    try:
+        outcome.result(max(0.0, deadline.remaining()))
+    except TimeoutError as error:
+        raise TransferTimeoutError(f"deadline passed: {who} does not read its pipe") from error
+    except (OSError, ValueError) as error:
+        raise PeerLostError(f"{who} has closed the pipe") from error

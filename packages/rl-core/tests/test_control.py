@@ -1,0 +1,78 @@
+"""A peer's last words count before its going away."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rl_core.channel import Listener, connect, new_key
+from rl_core.deadlines import CancelToken, Deadline
+from rl_core.errors import PeerLostError, VerificationError
+from rl_core.remote_errors import to_wire
+from rl_core.transfer.control import ControlEnd
+from rl_core.transfer.link import Link
+from rl_core.transfer.messages import Ack, Failed, ToReceiver, ToSender
+from rl_core.transfer.peers import Peers
+from rl_core.transfer.watch import Watch
+
+KEY = new_key()
+
+
+@pytest.fixture
+def watch():
+    return Watch(Deadline.after(10), CancelToken())
+
+
+@pytest.fixture
+def ends():
+    """(sender's end, receiver's channel) of one connection."""
+    deadline = Deadline.after(10)
+    with Listener() as listener, ThreadPoolExecutor(1) as threads:
+        other = threads.submit(connect, listener.address, KEY, ToReceiver, deadline)
+        mine = ControlEnd(listener.accept(KEY, ToSender, deadline), "receiver 0")
+        channel = other.result(10)
+    yield mine, channel
+    mine.close()
+    channel.close()
+
+
+def sender_of(end):
+    peers = Peers()
+    peers._ends = {1: end}
+    peers.begin()
+    return peers
+
+
+def test_what_was_said_before_going_away_is_heard(ends, watch):
+    mine, channel = ends
+    channel.send(Ack(0), watch.deadline)
+    channel.send(Ack(1), watch.deadline)
+    channel.close()
+    peers = sender_of(mine)
+    peers.await_ack(1, watch)
+    with pytest.raises(PeerLostError, match="receiver 0 went away"):
+        peers.await_ack(2, watch)
+
+
+def test_a_wait_that_needs_the_peer_ends_at_once(ends, watch):
+    mine, channel = ends
+    channel.send(Ack(0), watch.deadline)
+    channel.close()
+    with pytest.raises(PeerLostError, match="receiver 0 went away"):
+        sender_of(mine).pump(watch)
+
+
+def test_a_reported_failure_comes_before_the_loss(ends, watch):
+    mine, channel = ends
+    channel.send(Failed(to_wire(VerificationError("a tensor differs"))), watch.deadline)
+    channel.close()
+    with pytest.raises(VerificationError, match="a tensor differs"):
+        Link(mine).expect(Ack, watch)
+    with pytest.raises(PeerLostError, match="receiver 0 went away"):
+        Link(mine).expect(Ack, watch)
+
+
+def test_a_peer_that_is_gone_does_not_wake_its_listener_for_ever(ends, watch):
+    mine, channel = ends
+    channel.close()
+    mine.read(watch.deadline)
+    assert mine.fileno() == -1
