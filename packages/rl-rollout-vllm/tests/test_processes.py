@@ -122,6 +122,16 @@ def test_an_orderly_end_leaves_nothing(engines):
     engines.end("dense")
 
 
+def test_a_replica_that_was_shut_down_starts_nothing(model_dirs, tmp_path):
+    config = VllmConfig(local_path=str(model_dirs["dense"][0]))
+    replica = VllmReplica(config, ProcessLauncher(tmp_path), Placement())
+    replica.shutdown(1.0)
+    replica.warm_up()
+    with pytest.raises(LifecycleError, match="was shut down"):
+        replica.start(Deadline.after(60))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_shutdown_ends_a_start_under_way(model_dirs, tmp_path):
     """Also when the engine's own processes have just come up."""
     config = VllmConfig(

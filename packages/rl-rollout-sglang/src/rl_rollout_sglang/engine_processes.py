@@ -71,12 +71,16 @@ def run_scheduler(setup: ProcessSetup, *args: Any) -> None:
         run_scheduler_process(*args)
     finally:
         process_watch.unlink_segments(SEGMENTS)  # it may have failed before anybody attached
+        process_watch.settle()
 
 
 def run_detokenizer(setup: ProcessSetup, *args: Any) -> None:
     """The detokenizer process."""
     setup.enter("detokenizer")
-    run_detokenizer_process(*args)
+    try:
+        run_detokenizer_process(*args)
+    finally:
+        process_watch.settle()
 
 
 class LaunchedEngine(Engine):  # type: ignore[misc]

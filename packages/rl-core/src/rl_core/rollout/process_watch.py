@@ -20,6 +20,8 @@ REMOVAL_S = 2.0
 """Seconds to try to remove a directory in which another process still removes, or makes, files."""
 PR_SET_PDEATHSIG = 1
 
+_WATCHERS: dict[int, threading.Thread] = {}
+
 
 def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
     """Watch process `pid` from a thread; when it ends, remove `scratch` and end this process.
@@ -33,7 +35,19 @@ def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
     parent = os.getppid()
     victims = [os.getpid()] if parent == pid else [parent, os.getpid()]
     arguments = (pid, scratch, segments, victims)
-    threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True).start()
+    watcher = threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True)
+    watcher.start()
+    _WATCHERS[pid] = watcher
+
+
+def settle() -> None:
+    """Last thing in a process that ends by itself, perhaps because its server is gone.
+
+    What `end_with` does then would break off in the middle with the process: wait for it.
+    """
+    for pid, watcher in _WATCHERS.items():
+        if _ended(pid):
+            watcher.join(REMOVAL_S)
 
 
 def outlive_parent() -> None:
@@ -72,6 +86,14 @@ def unlink_segments(names: str) -> None:
     for name in set(re.findall(rf"/dev/shm/(?:{names})\S*", maps)):
         with contextlib.suppress(OSError):
             os.unlink(name)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"  # nobody has asked yet how it ended
 
 
 def _wait_for_end(pid: int) -> None:
