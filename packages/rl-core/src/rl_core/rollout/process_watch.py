@@ -8,8 +8,8 @@ import ctypes
 import os
 import re
 import select
-import shutil
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 POLL_S = 0.5
 
 REMOVAL_S = 2.0
-"""Seconds to try to remove a directory in which another process still removes, or makes, files."""
+"""Seconds to wait for the removal of a directory of sockets."""
 PR_SET_PDEATHSIG = 1
 
 _WATCHERS: dict[int, threading.Thread] = {}
@@ -71,10 +71,11 @@ def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> 
 
 
 def _remove(directory: str) -> None:
-    """Several processes do this at once, and the last one may be killed by the first."""
-    end = time.monotonic() + REMOVAL_S
-    while os.path.isdir(directory) and time.monotonic() < end:
-        shutil.rmtree(directory, ignore_errors=True)
+    """By a process of its own: this one may be ended by others in the middle of it."""
+    command = ["rm", "-rf", "--", directory]
+    removal = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        removal.wait(REMOVAL_S)
 
 
 def unlink_segments(names: str) -> None:
