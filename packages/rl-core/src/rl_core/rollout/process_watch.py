@@ -8,8 +8,8 @@ import ctypes
 import os
 import re
 import select
+import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,7 +17,10 @@ from pathlib import Path
 POLL_S = 0.5
 
 REMOVAL_S = 2.0
-"""Seconds to wait for the removal of a directory of sockets."""
+"""Seconds to try to remove a directory in which another process still removes, or makes, files."""
+
+SETTLE_S = 1.0
+"""Seconds in which a process whose connections have ended may still turn out to be ended."""
 PR_SET_PDEATHSIG = 1
 
 _WATCHERS: dict[int, threading.Thread] = {}
@@ -43,8 +46,12 @@ def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
 def settle() -> None:
     """Last thing in a process that ends by itself, perhaps because its server is gone.
 
-    What `end_with` does then would break off in the middle with the process: wait for it.
+    What `end_with` does then would break off in the middle with the process: wait for it. A
+    process that is killed closes its connections, which is what is noticed, before it is gone.
     """
+    end = time.monotonic() + SETTLE_S
+    while not any(map(_ended, _WATCHERS)) and time.monotonic() < end:
+        time.sleep(0.02)
     for pid, watcher in _WATCHERS.items():
         if _ended(pid):
             watcher.join(REMOVAL_S)
@@ -71,11 +78,10 @@ def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> 
 
 
 def _remove(directory: str) -> None:
-    """By a process of its own: this one may be ended by others in the middle of it."""
-    command = ["rm", "-rf", "--", directory]
-    removal = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        removal.wait(REMOVAL_S)
+    """Several processes do this at once, which is why one attempt may fail."""
+    end = time.monotonic() + REMOVAL_S
+    while os.path.isdir(directory) and time.monotonic() < end:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def unlink_segments(names: str) -> None:

@@ -6,9 +6,11 @@ once orphaned. It ends all of it when it is told to (SIGTERM), when the worker e
 process that launched it dies.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
 from rl_core.errors import LifecycleError
@@ -16,6 +18,9 @@ from rl_core.errors import LifecycleError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+
+ORPHANS_S = 3.0
+"""Seconds in which what a dead worker leaves may end by itself, and clear away after it."""
 
 
 def supervise(parent: int) -> None:
@@ -34,7 +39,8 @@ def supervise(parent: int) -> None:
         die_with_parent(supervisor, signal.SIGKILL)
         return
     code = _wait(worker)
-    _end_children()
+    told = code == 128 + signal.SIGTERM
+    _end_children(time.monotonic() + (0.0 if told else ORPHANS_S))
     os._exit(code)
 
 
@@ -78,15 +84,17 @@ def _reaped() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def _end_children() -> None:
+def _end_children(kill_at: float) -> None:
     # Orphans of a killed child become ours, so this goes on until nothing is left.
-    while True:
+    while _children():
+        if time.monotonic() < kill_at:
+            _reaped()
+            time.sleep(0.02)
+            continue
         for pid in _children():
             os.kill(pid, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 def _children() -> list[int]:
