@@ -71,16 +71,12 @@ def run_scheduler(setup: ProcessSetup, *args: Any) -> None:
         run_scheduler_process(*args)
     finally:
         process_watch.unlink_segments(SEGMENTS)  # it may have failed before anybody attached
-        process_watch.settle()
 
 
 def run_detokenizer(setup: ProcessSetup, *args: Any) -> None:
     """The detokenizer process."""
     setup.enter("detokenizer")
-    try:
-        run_detokenizer_process(*args)
-    finally:
-        process_watch.settle()
+    run_detokenizer_process(*args)
 
 
 class LaunchedEngine(Engine):  # type: ignore[misc]

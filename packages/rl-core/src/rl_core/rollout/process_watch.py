@@ -16,14 +16,7 @@ from pathlib import Path
 
 POLL_S = 0.5
 
-REMOVAL_S = 2.0
-"""Seconds to try to remove a directory in which another process still removes, or makes, files."""
-
-SETTLE_S = 1.0
-"""Seconds in which a process whose connections have ended may still turn out to be ended."""
 PR_SET_PDEATHSIG = 1
-
-_WATCHERS: dict[int, threading.Thread] = {}
 
 
 def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
@@ -38,23 +31,7 @@ def end_with(pid: int, scratch: str | None = None, segments: str = "") -> None:
     parent = os.getppid()
     victims = [os.getpid()] if parent == pid else [parent, os.getpid()]
     arguments = (pid, scratch, segments, victims)
-    watcher = threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True)
-    watcher.start()
-    _WATCHERS[pid] = watcher
-
-
-def settle() -> None:
-    """Last thing in a process that ends by itself, perhaps because its server is gone.
-
-    What `end_with` does then would break off in the middle with the process: wait for it. A
-    process that is killed closes its connections, which is what is noticed, before it is gone.
-    """
-    end = time.monotonic() + SETTLE_S
-    while not any(map(_ended, _WATCHERS)) and time.monotonic() < end:
-        time.sleep(0.02)
-    for pid, watcher in _WATCHERS.items():
-        if _ended(pid):
-            watcher.join(REMOVAL_S)
+    threading.Thread(target=_watch, args=arguments, name="rl-watch", daemon=True).start()
 
 
 def outlive_parent() -> None:
@@ -70,18 +47,11 @@ def _watch(pid: int, scratch: str | None, segments: str, victims: list[int]) -> 
     if segments:
         unlink_segments(segments)
     if scratch is not None:
-        _remove(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
     for victim in victims:
         # A parent that has ended already was replaced by a reaper, which is not ours to end.
         if victim in (os.getpid(), os.getppid()):
             os.kill(victim, signal.SIGKILL)
-
-
-def _remove(directory: str) -> None:
-    """Several processes do this at once, which is why one attempt may fail."""
-    end = time.monotonic() + REMOVAL_S
-    while os.path.isdir(directory) and time.monotonic() < end:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def unlink_segments(names: str) -> None:
@@ -93,14 +63,6 @@ def unlink_segments(names: str) -> None:
     for name in set(re.findall(rf"/dev/shm/(?:{names})\S*", maps)):
         with contextlib.suppress(OSError):
             os.unlink(name)
-
-
-def _ended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"  # nobody has asked yet how it ended
 
 
 def _wait_for_end(pid: int) -> None:
