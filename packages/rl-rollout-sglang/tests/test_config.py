@@ -7,9 +7,10 @@ import pytest
 from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
+from rl_core.rollout.config import check_known
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.replica import SglangReplica
-from rl_rollout_sglang.server_args import check_known, kv_tokens, server_args
+from rl_rollout_sglang.server_args import kv_tokens, server_args
 from rl_rollout_sglang.server_env import CPU_PLUGIN, core_lists, server_env
 
 SIZES = {

@@ -53,7 +53,7 @@ import os, sys
 os.environ["RL_ROLLOUT_SGLANG_CPU"] = "1"
 sys.modules["vllm"] = None  # not installed
 from rl_rollout_sglang import cpu_plugin
-cpu_plugin.disable(["seeded_sampling", "batched_attention", *{disabled!r}])
+cpu_plugin.switch.disable(["seeded_sampling", "batched_attention", *{disabled!r}])
 cpu_plugin.install()
 from vllm._custom_ops import rotary_embedding
 """

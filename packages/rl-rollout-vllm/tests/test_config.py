@@ -5,9 +5,10 @@ import pytest
 from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
+from rl_core.rollout.config import check_known
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
-from rl_rollout_vllm.server_args import check_known, engine_args
+from rl_rollout_vllm.server_args import engine_args
 from rl_rollout_vllm.server_env import server_env
 
 

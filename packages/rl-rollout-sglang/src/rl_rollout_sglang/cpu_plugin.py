@@ -17,7 +17,7 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
     cores: the torch attention computes one request after the other. Cross attention, sliding
     windows and single prompts stay with SGLang. Seen in 0.5.23.
 
-Each can be turned off (`disable`), the last two at run time, which is how its test shows that it is
+Each can be turned off (`switch`), the last two at run time, which is how its test shows that it is
 still needed.
 """
 
@@ -26,9 +26,9 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterable
 from typing import Any
 
+from rl_core.rollout.patch_switch import PatchSwitch
 from rl_rollout_sglang.server_env import CPU_PLUGIN
 
 PATCHES = ("rotary_import", "seeded_sampling", "batched_attention")
@@ -36,22 +36,13 @@ PATCHES = ("rotary_import", "seeded_sampling", "batched_attention")
 ROTARY_KERNELS = "vllm._custom_ops"
 
 
-_disabled: set[str] = set()
-
-
-def disable(names: Iterable[str]) -> None:
-    """Turn off exactly these patches in this process (for tests); an unknown name is an error."""
-    chosen = set(names)
-    unknown = chosen - set(PATCHES)
-    if unknown:
-        raise ValueError(f"no such patch: {sorted(unknown)}")
-    _disabled.clear()
-    _disabled.update(chosen)
+switch = PatchSwitch(PATCHES)
+"""Which of them are on in this process."""
 
 
 def active(name: str) -> bool:
     """Whether a patch does its work in this process."""
-    return os.environ.get(CPU_PLUGIN) == "1" and name not in _disabled
+    return os.environ.get(CPU_PLUGIN) == "1" and switch.on(name)
 
 
 def install() -> None:

@@ -14,8 +14,9 @@ import zmq
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
 
-from rl_core.errors import IncompatibleVersionError, RolloutError
+from rl_core.errors import RolloutError
 from rl_core.interfaces import PauseMode, Placement
+from rl_core.rollout.config import choose_load_path
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 from rl_rollout_sglang import engine_launch, engine_processes, trajectories
@@ -39,12 +40,9 @@ def load_path(wanted: str) -> Literal["bracketed", "plain"]:
 
     Errors: IncompatibleVersionError if `bracketed` is wanted and this SGLang cannot do it.
     """
-    if wanted == "plain" or (wanted == "auto" and not HAS_BRACKET):
-        return "plain"
-    if not HAS_BRACKET:
-        msg = "this SGLang has no weight-update session; set rollout.load_path=plain"
-        raise IncompatibleVersionError(msg)
-    return "bracketed"
+    return choose_load_path(
+        wanted, None if HAS_BRACKET else "this SGLang has no weight-update session"
+    )
 
 
 class _QuietSignals(SignalHandler):  # type: ignore[misc]

@@ -10,11 +10,12 @@ from sglang.srt.server_args import ServerArgs
 
 from rl_core.errors import ConfigError, LifecycleError
 from rl_core.interfaces import Placement
+from rl_core.rollout.config import check_known
 from rl_rollout_sglang import engine_processes
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup
 from rl_rollout_sglang.scheduler_link import SchedulerLink
-from rl_rollout_sglang.server_args import check_known, server_args
+from rl_rollout_sglang.server_args import server_args
 from rl_rollout_sglang.server_env import threads
 
 GRACE_S = 2.0

@@ -84,7 +84,7 @@ class SchedulerExtension:
 
     def disable_patches(self, names: Sequence[str]) -> None:
         """Turn off CPU patches (tests only)."""
-        cpu_plugin.disable(names)
+        cpu_plugin.switch.disable(names)
 
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""

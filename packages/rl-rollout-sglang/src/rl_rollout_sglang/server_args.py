@@ -1,13 +1,12 @@
 """From our configuration to SGLang's server arguments. Imports nothing of SGLang."""
 
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
-from rl_core.metadata import DTYPE_BYTES, nearest
+from rl_core.metadata import DTYPE_BYTES
 from rl_rollout_sglang.config import SglangConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -25,18 +24,6 @@ def server_args(config: SglangConfig, placement: Placement) -> dict[str, Any]:
     args = _common(config)
     args |= _cpu(config) if placement.device == "cpu" else _accelerator(config, placement)
     return args | config.engine_kwargs
-
-
-def check_known(kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
-    """ConfigError for an engine argument that this SGLang does not have."""
-    names = list(known)
-    for key in kwargs:
-        if key not in names:
-            msg = (
-                f"unknown engine argument rollout.engine_kwargs.{key}; "
-                f"did you mean {nearest(key, names)!r}?"
-            )
-            raise ConfigError(msg)
 
 
 def model_config(config: SglangConfig) -> dict[str, Any]:

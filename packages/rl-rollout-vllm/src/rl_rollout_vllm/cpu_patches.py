@@ -10,11 +10,11 @@
     Without it the second update of a MoE layer skips the packing, so that the kernel reads plain
     weights as packed ones. Seen in 0.32.0.
 
-Each can be turned off at run time (`disable`), which is how its test shows that it is still
+Each can be turned off at run time (`switch`), which is how its test shows that it is still
 needed: the test fails when vLLM has fixed the cause. All do nothing outside the CPU build.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from torch.nn import functional
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
+
+from rl_core.rollout.patch_switch import PatchSwitch
 
 PATCHES = ("unpacked_linear", "tied_head_repack", "moe_repack")
 SETTINGS_KEY = "rl_rollout_vllm"
@@ -35,22 +37,13 @@ ONEDNN_MIN_ELEMENTS = 1 << 18
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-_disabled: set[str] = set()
-
-
-def disable(names: Iterable[str]) -> None:
-    """Turn off exactly these patches in this process (for tests); an unknown name is an error."""
-    chosen = set(names)
-    unknown = chosen - set(PATCHES)
-    if unknown:
-        raise ValueError(f"no such patch: {sorted(unknown)}")
-    _disabled.clear()
-    _disabled.update(chosen)
+switch = PatchSwitch(PATCHES)
+"""Which of them are on in this process."""
 
 
 def active(name: str) -> bool:
     """Whether a patch does its work in this process."""
-    return bool(current_platform.is_cpu()) and name not in _disabled
+    return bool(current_platform.is_cpu()) and switch.on(name)
 
 
 def install() -> None:

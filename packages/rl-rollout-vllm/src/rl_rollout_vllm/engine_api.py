@@ -20,9 +20,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rl_core.errors import ConfigError, IncompatibleVersionError, LifecycleError, RolloutError
+from rl_core.errors import ConfigError, LifecycleError, RolloutError
 from rl_core.interfaces import PauseMode, Placement
 from rl_core.rollout import process_watch
+from rl_core.rollout.config import check_known, choose_load_path
 from rl_core.rollout.process_output import redirect_output
 from rl_core.rollout.protocol import WEIGHTS
 from rl_core.trajectory import Completion, GenerateRequest
@@ -32,7 +33,6 @@ from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.server_args import (
     SEGMENTS,
     TRANSFER_BACKEND,
-    check_known,
     engine_args,
     fields_of,
 )
@@ -59,12 +59,7 @@ def load_path(wanted: str) -> Literal["bracketed", "plain"]:
 
     Errors: IncompatibleVersionError if `bracketed` is wanted and this vLLM cannot do it.
     """
-    if wanted == "plain" or (wanted == "auto" and not HAS_BRACKET):
-        return "plain"
-    if not HAS_BRACKET:
-        msg = "this vLLM has no weight-transfer API; set rollout.load_path=plain"
-        raise IncompatibleVersionError(msg)
-    return "bracketed"
+    return choose_load_path(wanted, None if HAS_BRACKET else "this vLLM has no weight-transfer API")
 
 
 class VllmEngine:

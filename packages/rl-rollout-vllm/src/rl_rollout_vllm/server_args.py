@@ -1,13 +1,10 @@
 """From our configuration to vLLM's engine arguments. Imports nothing of vLLM."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
-from rl_core.metadata import nearest
 from rl_rollout_vllm.config import VllmConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -29,18 +26,6 @@ def engine_args(config: VllmConfig, placement: Placement) -> dict[str, Any]:
     extra = dict(config.engine_kwargs)
     args["additional_config"] |= extra.pop("additional_config", {})
     return args | extra
-
-
-def check_known(kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
-    """ConfigError for an engine argument that this vLLM does not have."""
-    names = list(known)
-    for key in kwargs:
-        if key not in names:
-            msg = (
-                f"unknown engine argument rollout.engine_kwargs.{key}; "
-                f"did you mean {nearest(key, names)!r}?"
-            )
-            raise ConfigError(msg)
 
 
 def fields_of(args_cls: Any) -> list[str]:

@@ -68,7 +68,7 @@ class RolloutWorkerExtension:
 
     def rl_disable_patches(self, names: Sequence[str]) -> None:
         """Turn off CPU patches (tests only)."""
-        cpu_patches.disable(names)
+        cpu_patches.switch.disable(names)
 
     def rl_poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""

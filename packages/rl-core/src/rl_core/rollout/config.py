@@ -1,11 +1,11 @@
 """The settings that every replica has: the `rollout` section of the configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, IncompatibleVersionError
 from rl_core.metadata import DTYPE_BYTES, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -134,3 +134,31 @@ class EngineConfig:
                 return None
             gigabytes = DEFAULT_CPU_KV_GB
         return int(gigabytes * (1 << 30))
+
+
+def check_known(kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
+    """ConfigError for an engine argument that the installed engine does not have."""
+    names = list(known)
+    for key in kwargs:
+        if key not in names:
+            msg = (
+                f"unknown engine argument rollout.engine_kwargs.{key}; "
+                f"did you mean {nearest(key, names)!r}?"
+            )
+            raise ConfigError(msg)
+
+
+def choose_load_path(wanted: str, missing: str | None) -> Literal["bracketed", "plain"]:
+    """The load path to use, for a configured one of `auto`, `bracketed` or `plain`.
+
+    Args:
+        wanted: the setting.
+        missing: what the installed engine lacks for `bracketed`, or None if it can do it.
+
+    Errors: IncompatibleVersionError if `bracketed` is wanted and the engine cannot do it.
+    """
+    if wanted == "plain" or (wanted == "auto" and missing is not None):
+        return "plain"
+    if missing is not None:
+        raise IncompatibleVersionError(f"{missing}; set rollout.load_path=plain")
+    return "bracketed"
