@@ -2,21 +2,19 @@
 
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
-from rl_core.testing.weight_set import WeightSet, leases
+from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
+from rl_core.testing.weight_set import WeightSet
 from rl_core.trajectory import GenerateRequest
-from rl_core.versions import PolicyVersion
-from rl_rollout_sglang.adapter import SglangAdapter
+from rl_rollout_sglang import ROLLOUT_BACKEND
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.replica import SglangReplica
 
@@ -27,8 +25,6 @@ KINDS = ("dense", "tied", "moe")
 PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 3
 """A token that model A samples often enough to end by itself."""
-START_S = 240.0
-CALL_S = 60.0
 HERE = Path(__file__).parent
 SHAPE = {
     "vocab_size": 80,
@@ -129,7 +125,7 @@ def _weight_set(kind, tensors):
     return WeightSet(tensors, aliases)
 
 
-class Started:
+class Started(StartedReplica):
     """One running replica with its adapters."""
 
     def __init__(self, path, log_dir, tp_size=1, **settings):
@@ -142,62 +138,17 @@ class Started:
             log_dir=str(log_dir),
             **settings,
         )
-        self.replica = SglangReplica(
-            self.config, ProcessLauncher(log_dir), Placement(tp_size=tp_size)
-        )
-        self.replica.start(Deadline.after(START_S))
-        self.server = self.replica.server
-        self.adapters = [SglangAdapter(self.server, rank, self.config) for rank in range(tp_size)]
-        self.steps = itertools.count()
-        self._threads = ThreadPoolExecutor(tp_size)
-
-    def state(self):
-        return self.server.call("live_state", timeout=CALL_S)
-
-    def worker(self, method, *args):
-        return self.server.call("worker_call", method, *args, timeout=CALL_S)
+        placement = Placement(tp_size=tp_size)
+        replica = SglangReplica(self.config, ProcessLauncher(log_dir), placement)
+        super().__init__(ROLLOUT_BACKEND, replica, self.config)
 
     def load_path(self, name):
         """Update by `bracketed` or `plain` from here on."""
         self.server.call("use_load_path", name, timeout=CALL_S)
 
-    def next_version(self):
-        return PolicyVersion(1, next(self.steps))
-
-    def sync(self, weights):
-        """Load into all ranks at the same time, and commit."""
-        manifest = weights.manifest(self.next_version())
-        entries = weights.entries()
-        updates = [
-            self._threads.submit(
-                adapter.update_weights, leases(entries, 3), manifest, Deadline.after(CALL_S)
-            )
-            for adapter in self.adapters
-        ]
-        for update in updates:
-            update.result(CALL_S)
-        self.adapters[0].commit(manifest.version, CALL_S)
-
 
 ENGINES = {"dense": {}, "moe": {}, "tied": {"tp_size": 2}}
 """The engines that are started: every kind of model once."""
-
-
-class Engines:
-    """Starts replicas on demand, each once, and ends them."""
-
-    def __init__(self, start):
-        self._start = start
-        self._started = {}
-
-    def __call__(self, kind):
-        if kind not in self._started:
-            self._started[kind] = self._start(kind)
-        return self._started[kind]
-
-    def end(self, *kinds):
-        for kind in kinds or list(self._started):
-            self._started.pop(kind).replica.shutdown(30)
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +159,7 @@ def engines(model_dirs, tmp_path_factory):
         logs = tmp_path_factory.mktemp(f"{kind}-logs")
         return Started(model_dirs[kind][0], logs, **ENGINES[kind])
 
-    engines = Engines(start)
+    engines = StartedReplicas(start)
     yield engines
     engines.end()
 

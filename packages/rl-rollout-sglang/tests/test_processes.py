@@ -8,61 +8,23 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import psutil
 import pytest
 
 from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, RolloutError, TransferError
+from rl_core.testing.replica_remains import GONE_S, ReplicaRemains
 from rl_core.testing.weight_set import leases
 from rl_core.trajectory import SamplingParams
 
 pytestmark = pytest.mark.engine
-
-GONE_S = 15.0
-
-
-class Remains:
-    """What a running replica has that must not survive it."""
-
-    def __init__(self, started):
-        state = started.state()
-        server = psutil.Process(state["pid"])
-        self.processes = [server, *server.children(recursive=True)]
-        self.workers = [worker["pid"] for worker in state["workers"]]
-        self.files = {Path(state["scratch"])} | set(self._shared())
-
-    def _shared(self):
-        for process in self.processes:
-            for mapping in process.memory_maps():
-                path = mapping.path.removesuffix(" (deleted)")
-                if path.startswith("/dev/shm/"):
-                    yield Path(path)
-
-    def left(self):
-        alive = [item for item in self.processes if item.is_running() and not _zombie(item)]
-        return alive, sorted(path for path in self.files if path.exists())
-
-    def assert_gone(self):
-        end = time.monotonic() + GONE_S
-        while any(self.left()) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert self.left() == ([], [])
-
-
-def _zombie(process):
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(engines, weight_sets):
     """The schedulers and the detokenizer end, and so does the adapter, with a named error."""
     started = engines("tied")
     started.sync(weight_sets["tied"][0])
-    remains = Remains(started)
+    remains = ReplicaRemains(started.state())
     assert len(remains.processes) >= 4  # server, two schedulers, detokenizer
     weights = weight_sets["tied"][1]
     pid = started.state()["pid"]
@@ -109,7 +71,7 @@ def test_a_dead_engine_fences_the_replica_and_its_last_words_are_told(engines, w
 
 def test_an_orderly_end_leaves_nothing(engines):
     started = engines("dense")
-    remains = Remains(started)
+    remains = ReplicaRemains(started.state())
     assert set(remains.workers) <= {process.pid for process in remains.processes}
     started.replica.shutdown(30)
     remains.assert_gone()

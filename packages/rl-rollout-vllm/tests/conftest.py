@@ -2,21 +2,19 @@
 
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
-from rl_core.testing.weight_set import WeightSet, leases
+from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
+from rl_core.testing.weight_set import WeightSet
 from rl_core.trajectory import GenerateRequest
-from rl_core.versions import PolicyVersion
-from rl_rollout_vllm.adapter import VllmAdapter
+from rl_rollout_vllm import ROLLOUT_BACKEND
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 
@@ -26,8 +24,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these engines share the c
 KINDS = ("dense", "tied", "moe")
 PROMPTS = ([5, 6, 7, 8], [40, 41], [9, 9, 30, 12, 13, 70, 4])
 EOS_ID = 2
-START_S = 240.0
-CALL_S = 60.0
 HERE = Path(__file__).parent
 WHOLE_RUN = 200
 """A run of more tests than this needs all engines."""
@@ -115,7 +111,7 @@ def _weight_set(kind, tensors):
     return WeightSet(tensors, aliases)
 
 
-class Started:
+class Started(StartedReplica):
     """One running replica with its adapters."""
 
     def __init__(self, path, log_dir, tp_size=1, **settings):
@@ -128,37 +124,9 @@ class Started:
             log_dir=str(log_dir),
             **settings,
         )
-        self.replica = VllmReplica(
-            self.config, ProcessLauncher(log_dir), Placement(tp_size=tp_size)
-        )
-        self.replica.start(Deadline.after(START_S))
-        self.server = self.replica.server
-        self.adapters = [VllmAdapter(self.server, rank, self.config) for rank in range(tp_size)]
-        self.steps = itertools.count()
-        self._threads = ThreadPoolExecutor(tp_size)
-
-    def state(self):
-        return self.server.call("live_state", timeout=CALL_S)
-
-    def worker(self, method, *args):
-        return self.server.call("worker_call", method, *args, timeout=CALL_S)
-
-    def next_version(self):
-        return PolicyVersion(1, next(self.steps))
-
-    def sync(self, weights):
-        """Load into all ranks at the same time, and commit."""
-        manifest = weights.manifest(self.next_version())
-        entries = weights.entries()
-        updates = [
-            self._threads.submit(
-                adapter.update_weights, leases(entries, 3), manifest, Deadline.after(CALL_S)
-            )
-            for adapter in self.adapters
-        ]
-        for update in updates:
-            update.result(CALL_S)
-        self.adapters[0].commit(manifest.version, CALL_S)
+        placement = Placement(tp_size=tp_size)
+        replica = VllmReplica(self.config, ProcessLauncher(log_dir), placement)
+        super().__init__(ROLLOUT_BACKEND, replica, self.config)
 
 
 ENGINES = {
@@ -169,29 +137,6 @@ ENGINES = {
 """The engines that are started: every kind of model once."""
 
 
-class Engines:
-    """Starts replicas on demand, each once, and ends them."""
-
-    def __init__(self, start):
-        self._start = start
-        self._threads = ThreadPoolExecutor(2)
-        self._starting = {}
-
-    def prepare(self, *kinds):
-        """Begin to start several, two at a time: coming up is mostly importing."""
-        for kind in kinds:
-            if kind not in self._starting:
-                self._starting[kind] = self._threads.submit(self._start, kind)
-
-    def __call__(self, kind):
-        self.prepare(kind)
-        return self._starting[kind].result(START_S)
-
-    def end(self, *kinds):
-        for kind in kinds or list(self._starting):
-            self._starting.pop(kind).result(START_S).replica.shutdown(30)
-
-
 @pytest.fixture(scope="session")
 def engines(request, model_dirs, tmp_path_factory):
     """One engine for every kind of model."""
@@ -200,7 +145,7 @@ def engines(request, model_dirs, tmp_path_factory):
     def start(kind):
         return Started(model_dirs[kind][0], logs[kind], **ENGINES[kind])
 
-    engines = Engines(start)
+    engines = StartedReplicas(start)
     if len(request.session.items) > WHOLE_RUN:
         engines.prepare(*KINDS)
     yield engines

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,55 +16,19 @@ from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, MiniRLError, TransferError
 from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
+from rl_core.testing.replica_remains import GONE_S, ReplicaRemains, is_zombie
 from rl_core.testing.weight_set import leases
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 
 pytestmark = pytest.mark.engine
 
-GONE_S = 15.0
-
-
-class Remains:
-    """What a running replica has that must not survive it."""
-
-    def __init__(self, started):
-        state = started.state()
-        server = psutil.Process(state["pid"])
-        self.processes = [server, *server.children(recursive=True)]
-        self.workers = [worker["pid"] for worker in state["workers"]]
-        self.files = {Path(state["scratch"])} | set(self._shared())
-
-    def _shared(self):
-        for process in self.processes:
-            for mapping in process.memory_maps():
-                path = mapping.path.removesuffix(" (deleted)")
-                if path.startswith("/dev/shm/"):
-                    yield Path(path)
-
-    def left(self):
-        alive = [item for item in self.processes if item.is_running() and not _zombie(item)]
-        return alive, sorted(path for path in self.files if path.exists())
-
-    def assert_gone(self):
-        end = time.monotonic() + GONE_S
-        while any(self.left()) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert self.left() == ([], [])
-
-
-def _zombie(process):
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
 
 def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(engines, weight_sets):
     """Both ranks and the engine's core end, and so do the adapters, with a named error."""
     started = engines("tied")
     started.sync(weight_sets["tied"][0])
-    remains = Remains(started)
+    remains = ReplicaRemains(started.state())
     assert len(remains.processes) >= 4  # server, engine core, two workers
     weights = weight_sets["tied"][1]
     pid = started.state()["pid"]
@@ -112,7 +75,7 @@ def test_a_dead_engine_fences_the_replica(engines):
 
 def test_an_orderly_end_leaves_nothing(engines):
     started = engines("dense")
-    remains = Remains(started)
+    remains = ReplicaRemains(started.state())
     assert set(remains.workers) <= {process.pid for process in remains.processes}
     started.replica.shutdown(30)
     remains.assert_gone()
@@ -149,6 +112,6 @@ def test_a_shutdown_ends_a_start_under_way(model_dirs, tmp_path):
         replica.shutdown(10)
         assert isinstance(start.exception(20), MiniRLError)
     _, alive = psutil.wait_procs(processes, GONE_S)
-    assert not [process for process in alive if not _zombie(process)]
+    assert not [process for process in alive if not is_zombie(process)]
     with pytest.raises(LifecycleError):
         _ = replica.server
