@@ -80,7 +80,7 @@ def test_a_command_line_of_its_own(runner):
         "[MiniRL] error: trainer.sed=1: unknown key trainer.sed; the nearest is trainer.seed"
     ]
     assert not run.run_dir.exists()
-    assert run.processes() == []
+    assert run.left() == []
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_log_has_its_lines_in_order_and_nothing_else(default_run):
 
 def test_nothing_of_it_is_left_running(default_run):
     assert default_run.code is not None
-    assert default_run.processes() == []
+    assert default_run.left() == []
 
 
 def test_the_engine_samples_from_the_policy_that_is_trained(default_run):

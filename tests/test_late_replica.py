@@ -23,7 +23,7 @@ ARGUMENTS = (
 def test_the_late_replica_serves_what_is_published(runner, tmp_path):
     run = runner.complete(str(tmp_path), *ARGUMENTS, VERIFIED, program=PROGRAM)
     assert run.code == 0, run.log
-    assert run.processes() == []
+    assert run.left() == []
 
     served = [json.loads(line) for line in (tmp_path / "served.jsonl").read_text().splitlines()]
     by_step = {f"s{step}": set() for step in (1, 2, 3)}

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 def test_weights_travel_and_are_verified(witnessed_runs, backend):
     run = witnessed_runs[backend]
     assert run.code == 0, run.log
-    assert run.processes() == []
+    assert run.left() == []
     syncs = run.summary["syncs"]
     # e1.s4 is the one that was tampered with.
     assert [sync["version"] for sync in syncs] == ["e1.s0", "e1.s1", "e1.s2", "e1.s3", "e1.s5"]

@@ -46,7 +46,7 @@ def check_same(mine, theirs, witness):
 def test_two_ranks_sample_and_train_alike(witnessed_runs, name):
     run = witnessed_runs[name]
     assert run.code == 0, run.log
-    assert run.processes() == []
+    assert run.left() == []
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/mean"] <= 1e-5
         assert line["rollout_train_logprob_diff/max"] <= 1e-4

@@ -4,9 +4,11 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -35,11 +37,16 @@ class Run:
     process: subprocess.Popen[str] | None = None
     code: int | None = None
     seconds: float = 0.0
+    temporary: Path = Path()
+    begun: float = math.inf
 
     def start(self) -> "Run":
         if self.run_dir == Path():
             self.run_dir = self.path / "run"
         self.path.mkdir(parents=True, exist_ok=True)
+        # A short name: the sockets below it may have 107 bytes.
+        self.temporary = Path(tempfile.mkdtemp(prefix="mr-"))
+        self.begun = time.time()
         command = [sys.executable, str(self.program), *self.arguments]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
@@ -48,12 +55,17 @@ class Run:
                 stderr=subprocess.STDOUT,
                 cwd=self.path,
                 # Two runs share two cores here: threads that spin while they wait would take turns.
-                env={**os.environ, "OMP_WAIT_POLICY": "passive", MARK: self.mark},
+                env={**os.environ, "OMP_WAIT_POLICY": "passive", MARK: self.mark, **self._places()},
                 text=True,
                 start_new_session=True,
             )
         self._begin = time.monotonic()
         return self
+
+    def _places(self) -> dict[str, str]:
+        """A directory for what is temporary; compiled kernels stay where all runs find them."""
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp/minirl-test-kernels")
+        return {"TMPDIR": str(self.temporary), "TORCHINDUCTOR_CACHE_DIR": cache}
 
     @property
     def log_path(self) -> Path:
@@ -93,6 +105,13 @@ class Run:
                 time.sleep(0.1)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def left(self) -> list[str]:
+        """What outlived the run: processes (and their ports), temporary files, shared memory."""
+        processes = [f"process {pid}" for pid in self.processes()]
+        files = [str(path) for path in self.temporary.iterdir()]
+        return [*processes, *files, *orphaned_segments(self.begun)]
 
     def processes(self) -> list[int]:
         """Living processes of this run, found by their environment."""
@@ -119,6 +138,27 @@ def marked_processes(mark: str) -> list[int]:
     """Living processes with this mark in their environment."""
     needle = f"{MARK}={mark}".encode()
     return [pid for pid in _pids() if needle in _environment(pid)]
+
+
+def orphaned_segments(since: float) -> list[str]:
+    """Shared memory made since then that no living process maps."""
+    candidates = [path for path in Path("/dev/shm").iterdir() if _changed(path) >= since]
+    mapped = "".join(_maps(pid) for pid in _pids()) if candidates else ""
+    return [str(path) for path in candidates if str(path) not in mapped and path.exists()]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 def _pids() -> list[int]:
@@ -196,7 +236,7 @@ class Death:
         self.seconds = math.inf
         if moment.exists():
             self.seconds = time.time() - float(moment.read_text())
-        self.left = self.run.processes()
+        self.left = self.run.left()
 
     @property
     def causes(self) -> list[str]:

@@ -2,9 +2,9 @@
 
     uv run tools/kill_members.py [fused|hccl|mooncake|disk ...] [actor|checkpoint_worker|engine ...]
 
-For each combination: seconds from the death to the end of the run, exit code, processes left, and
+For each combination: seconds from the death to the end of the run, exit code, what it left, and
 the cause that the run printed. Exit code 1 unless each run ended within 30 s with exit code 1 and a
-line that names the dead, and left no process behind.
+line that names the dead, and left no process, temporary file or shared memory behind.
 """
 
 import itertools

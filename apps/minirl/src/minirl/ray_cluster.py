@@ -1,6 +1,7 @@
 """Starting or joining Ray, and leaving nothing of it behind."""
 
 import contextlib
+import getpass
 import logging
 import os
 import shutil
@@ -57,7 +58,7 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
     # A directory of our own with a short name: Unix sockets below it have a length limit.
     directory = Path(tempfile.mkdtemp(prefix="minirl-ray-"))
     try:
-        with deferred():
+        with deferred(), _temporary_files_in(directory):
             ray.init(
                 resources={SLOT: slots} if device == "cpu" else None,
                 include_dashboard=False,
@@ -72,6 +73,25 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
     finally:
         bounded(ray.shutdown, _STOP_S, "ray.shutdown")
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(directory: Path) -> Iterator[None]:
+    """What is started in the block, and its descendants, put their temporary files there.
+
+    So they vanish with the run, also those of engines that are killed before they can clear away.
+    Compiled kernels, which are worth keeping, stay where PyTorch puts them by default.
+    """
+    kernels = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(directory)
+    try:
+        yield
+    finally:
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 @contextlib.contextmanager

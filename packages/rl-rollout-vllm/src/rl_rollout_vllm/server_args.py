@@ -11,9 +11,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 TRANSFER_BACKEND = "rl_rollout"
 """Name of our engine in vLLM's registry of weight-transfer engines."""
 
-SEGMENTS = "psm_|vllm_dist_"
-"""Names of the shared memory of vLLM's message queues and CPU collectives, whose creators remove
-them in an orderly end only."""
+COLLECTIVE_SEGMENTS = "vllm_dist_"
+"""Names of the shared memory of vLLM's CPU collectives, which their creators never remove."""
+
+SEGMENTS = f"psm_|{COLLECTIVE_SEGMENTS}"
+"""The same and that of vLLM's message queues, which goes in an orderly end only."""
 
 
 def engine_args(config: VllmConfig, placement: Placement) -> dict[str, Any]:

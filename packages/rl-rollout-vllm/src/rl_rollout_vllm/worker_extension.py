@@ -7,6 +7,7 @@ vLLM's worker class.
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from rl_core.rollout.protocol import KV_CACHE
 from rl_core.rollout.weight_loading import Session, answer_update
 from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
-from rl_rollout_vllm.server_args import SEGMENTS
+from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
 
 cpu_patches.install()
@@ -27,6 +28,7 @@ class RolloutWorkerExtension:
 
     model_runner: Any
     rank: int
+    distributed_init_method: str
 
     def rl_update(self, requests: Sequence[bytes]) -> bytes:
         """Load one version; an encoded `UpdateResult`.
@@ -59,6 +61,9 @@ class RolloutWorkerExtension:
     def rl_attach(self, server_pid: int, scratch: str | None) -> dict[str, int]:
         """End with the server process; who and how this worker is."""
         process_watch.end_with(server_pid, scratch, SEGMENTS)
+        # What the ranks found each other by: all have by now, and vLLM never removes it.
+        process_watch.unlink_segments(COLLECTIVE_SEGMENTS)
+        Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
         return {"pid": os.getpid(), "threads": torch.get_num_threads(), "rank": self.rank}
 
     def rl_set_threads(self, count: int) -> None:
