@@ -109,7 +109,11 @@ class VllmEngine:
         except (RuntimeError, ValueError, OSError) as error:
             raise LifecycleError(f"vLLM did not start: {error}") from error
         engine = cls(llm, args, config)
-        await engine._attach(config, placement, scratch)
+        try:
+            await engine._attach(config, placement, scratch)
+        except BaseException:
+            await engine.shutdown()
+            raise
         return engine
 
     async def _attach(self, config: VllmConfig, placement: Placement, scratch: str) -> None:
