@@ -34,14 +34,14 @@ def obstacle(model: PreTrainedModel) -> str | None:
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
-    if model.config._attn_implementation != "sdpa":
-        return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
     if getattr(model, "_is_stateful", False):
         return "it carries a state along the sequence"
     if kinds and set(kinds) != {"full_attention"}:
         return f"it has layers of kind {', '.join(sorted(set(kinds) - {'full_attention'}))}"
     if not kinds and getattr(config, "sliding_window", None):
         return f"its attention slides over {config.sliding_window} tokens"
+    if model.config._attn_implementation != "sdpa":
+        return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
     return None
 
 
