@@ -1,30 +1,21 @@
 """The program in the README runs as it stands."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from rl_core.testing.readme_program import run_program
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.engine
 def test_the_program_updates_and_generates(model_dirs, tmp_path):
-    [program] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script), str(model_dirs["dense"][0])],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "LoadReport(version=PolicyVersion(epoch=1, step=0)" in done.stdout
-    assert "VersionSpan(version=PolicyVersion(epoch=1, step=0), start=0, end=8)" in done.stdout
+    model = str(model_dirs["dense"][0])
+    printed = run_program(README, tmp_path, model, timeout_s=240)
+    assert "LoadReport(version=PolicyVersion(epoch=1, step=0)" in printed
+    assert "VersionSpan(version=PolicyVersion(epoch=1, step=0), start=0, end=8)" in printed
 
 
 def test_every_setting_of_the_table_exists():

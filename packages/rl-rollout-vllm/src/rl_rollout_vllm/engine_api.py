@@ -31,7 +31,7 @@ from rl_core.versions import PolicyVersion
 from rl_rollout_vllm import trajectories
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.server_args import (
-    SEGMENTS,
+    QUEUE_SEGMENTS,
     TRANSFER_BACKEND,
     engine_args,
     fields_of,
@@ -294,7 +294,7 @@ def _child_setup(config: VllmConfig, placement: Placement, scratch: str) -> Call
 
     def setup() -> None:
         """First thing in the engine's core process (forked)."""
-        process_watch.end_with(server, scratch, SEGMENTS)
+        process_watch.end_with(server, scratch, QUEUE_SEGMENTS)
         if config.log_dir is not None:
             redirect_output(config.log_dir, f"vllm-{placement.replica_rank}-engine.log")
 

@@ -14,8 +14,8 @@ TRANSFER_BACKEND = "rl_rollout"
 COLLECTIVE_SEGMENTS = "vllm_dist_"
 """Names of the shared memory of vLLM's CPU collectives, which their creators never remove."""
 
-SEGMENTS = f"psm_|{COLLECTIVE_SEGMENTS}"
-"""The same and that of vLLM's message queues, which goes in an orderly end only."""
+QUEUE_SEGMENTS = "psm_"
+"""Names of the shared memory of vLLM's message queues, which goes in an orderly end only."""
 
 
 def engine_args(config: VllmConfig, placement: Placement) -> dict[str, Any]:

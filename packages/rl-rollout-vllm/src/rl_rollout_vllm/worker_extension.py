@@ -17,7 +17,7 @@ from rl_core.rollout.protocol import KV_CACHE
 from rl_core.rollout.weight_loading import Session, answer_update
 from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
-from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, SEGMENTS
+from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, QUEUE_SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
 
 cpu_patches.install()
@@ -60,7 +60,7 @@ class RolloutWorkerExtension:
 
     def rl_attach(self, server_pid: int, scratch: str | None) -> dict[str, int]:
         """End with the server process; who and how this worker is."""
-        process_watch.end_with(server_pid, scratch, SEGMENTS)
+        process_watch.end_with(server_pid, scratch, QUEUE_SEGMENTS)
         # What the ranks found each other by: all have by now, and vLLM never removes it.
         process_watch.unlink_segments(COLLECTIVE_SEGMENTS)
         Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
