@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from whole_runs import MARK, marked_processes
 
+from minirl.model_directory import edit_json
 from minirl.tiny_model import ensure_tiny_model
 
 FORKS = Path(__file__).parent / "forked_runs.py"
@@ -21,13 +22,14 @@ def broken_models(tmp_path):
     """Model directories that cannot work, by what is wrong with them."""
     source = ensure_tiny_model()
     made = {}
-    for name in ("empty", "truncated", "headless", "wordless"):
+    for name in ("empty", "truncated", "headless", "wordless", "narrow"):
         made[name] = tmp_path / name
         shutil.copytree(source, made[name])
     (made["empty"] / "config.json").unlink()
     weights = made["truncated"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     (made["headless"] / "config.json").write_text("{not json")
+    edit_json(made["narrow"] / "config.json", hidden_size=96)
     for file in made["wordless"].glob("*token*"):
         file.unlink()
     return made
@@ -97,7 +99,11 @@ def test_a_command_line_of_its_own(runner):
         ("actor.engine_config.fsdp_size=3", ["fsdp_size=3"]),
         ("rollout.tensor_model_parallel_size=4", ["tensor_model_parallel_size=4"]),
         ("rollout.kv_cache_memory_gb=4000", ["kv_cache_memory_gb=4000", "free"]),
-        ("rollout.name=sglan", ["'sglan'", "sglang"]),
+        ("rollout.name=sglan", ["rollout.name: ", "'sglan'", "'sglang'", "install"]),
+        ("rollout.name=trtllm", ["'trtllm'", "install", "minirl.rollout_backends"]),
+        ("checkpoint_engine.backend=nixl", ["'nixl'", "install", "minirl.checkpoint_engines"]),
+        ("cluster.actor.nnodes=2", ["cluster.actor.nnodes=2", "cluster.ray_address"]),
+        ("cluster.ray_address=127.0.0.1:1", ["ray_address=127.0.0.1:1", "Connection refused"]),
         ("reward.path=/no/such/file.py", ["/no/such/file.py"]),
         ("data.path=/no/such/prompts.jsonl", ["/no/such/prompts.jsonl"]),
         ("trian", ["trian", "train"]),
@@ -116,6 +122,7 @@ def test_it_is_refused_in_one_line(refused, argument, parts):
         ("truncated", "model.safetensors"),
         ("headless", "config.json"),
         ("wordless", "tokenizer"),
+        ("narrow", "hidden_size"),
     ],
 )
 def test_a_model_directory_that_cannot_be_loaded(refused, broken_models, name, part):

@@ -52,6 +52,15 @@ def test_two_ranks_sample_and_train_alike(witnessed_runs, name):
         assert line["rollout_train_logprob_diff/max"] <= 1e-4
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_each_sync_tells_of_its_verification(witnessed_runs, name):
+    run = witnessed_runs[name]
+    for index, phase in enumerate(("initial", *["trained"] * 3), start=1):
+        started = f"Weight sync started: sync_index={index}, phase={phase}, "
+        finished = f"Weight sync finished: sync_index={index}, phase={phase}, "
+        run.tells_in_order([started, "Light transfer verification passed: matched=", finished])
+
+
 @pytest.fixture(params=RUNS)
 def told(request, witnessed_runs):
     """Name of a run, and what its engine answered."""

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,12 @@ class Run:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def tells_in_order(self, beginnings: Sequence[str]) -> None:
+        """Fail unless the log has lines that begin so, in that order; others may lie between."""
+        lines = iter(self.lines)
+        for expected in beginnings:
+            assert any(line.startswith(f"[MiniRL] {expected}") for line in lines), expected
 
     def left(self) -> list[str]:
         """What outlived the run: processes (and their ports), temporary files, shared memory."""
@@ -266,7 +272,7 @@ WITNESSED = {
         "moe",
         ("config=separate", "checkpoint_engine.backend=mooncake", VERIFIED, TWO_RANKS),
     ),
-    "disk": ("tied", ("config=separate", "checkpoint_engine.backend=disk", VERIFIED)),
+    "disk": ("dense", ("config=separate", "checkpoint_engine.backend=disk", VERIFIED, TWO_RANKS)),
     "fused": ("tied", (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", VERIFIED)),
     "sglang": ("moe", ("rollout.name=sglang", TWO_RANKS, "rollout.temperature=0.7", VERIFIED)),
 }

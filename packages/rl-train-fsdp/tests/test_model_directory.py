@@ -93,8 +93,24 @@ BROKEN = {
     "lost tensor": (drop_tensor, "'model.norm.weight'"),
     "wrong index": (wrong_index, "'lost.weight'"),
     "wrong shape": (
-        lambda path: rewrite(path, lambda c: c.update(vocab_size=62)),
+        lambda path: rewrite(path, lambda c: c.update(intermediate_size=62)),
         "do not belong together",
+    ),
+    "wrong vocabulary": (
+        lambda path: rewrite(path, lambda c: c.update(vocab_size=62)),
+        "(vocab_size, hidden_size)",
+    ),
+    "wrong width": (
+        lambda path: rewrite(path, lambda c: c.update(hidden_size=256)),
+        "(vocab_size, hidden_size)",
+    ),
+    "too many layers": (
+        lambda path: rewrite(path, lambda c: c.update(num_hidden_layers=9)),
+        "num_hidden_layers=9",
+    ),
+    "layers described wrongly": (
+        lambda path: rewrite(path, lambda c: c.update(num_hidden_layers=1)),
+        "layer_types",
     ),
 }
 

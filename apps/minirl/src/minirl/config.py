@@ -13,7 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
 PRESETS = Path(__file__).parent / "configs"
@@ -326,7 +326,7 @@ def _given_keys(node: Any, prefix: str) -> Iterator[str]:
 
 
 def _one_line(error: Exception) -> str:
-    return _printable((str(error).strip().splitlines() or [type(error).__name__])[0])
+    return _printable(in_one_line(error))
 
 
 def _printable(text: str) -> str:

@@ -32,20 +32,12 @@ class FusedWeightSync(WeightSync):
 
     def release(self) -> None:
         """Hand the engines' memory to the actor; the replicas answer nothing until `sync`."""
-        if self.settings.free_cache_engine and not self._released:
-            index = len(self.records) + 1
-            freed = self.rollout.release((KV_CACHE, WEIGHTS), self.settings.timeout_s)
-            self._released = True
-            _logger.info(
-                "Fused weight sync: release rollout memory before sync_index=%d, %s",
-                index,
-                kv(**{f"freed_{tag}_bytes": nbytes for tag, nbytes in freed.items()}),
-            )
+        self._release("Rollout memory released for training:")
 
     def transfer(self, version: PolicyVersion, index: int, clock: Clock) -> list[LoadReport]:
         """Release if that was not done yet, get weights memory back, load, get KV memory back."""
         with clock.phase("release"):
-            self.release()
+            self._release(f"Fused weight sync: release rollout memory before sync_index={index},")
         with clock.phase("resume"):
             self._resume(WEIGHTS, index)
         with clock.phase("transfer"):
@@ -54,6 +46,13 @@ class FusedWeightSync(WeightSync):
             self._resume(KV_CACHE, index)
         self._released = False
         return reports
+
+    def _release(self, said: str) -> None:
+        if self.settings.free_cache_engine and not self._released:
+            freed = self.rollout.release((KV_CACHE, WEIGHTS), self.settings.timeout_s)
+            self._released = True
+            nbytes = {f"freed_{tag}_bytes": nbytes for tag, nbytes in freed.items()}
+            _logger.info("%s %s", said, kv(**nbytes))
 
     def _resume(self, tag: str, index: int) -> None:
         if self._released:

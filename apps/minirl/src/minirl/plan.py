@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minirl.config import MiniRLConfig
+from minirl.config import CheckpointEngineConfig, MiniRLConfig
 from minirl.devices import detect_device
 from minirl.memory_budget import check_memory
 from minirl.model_check import check_model
@@ -57,6 +57,7 @@ _POSITIVE = (
     "reward.timeout_s",
 )
 _REPORTERS = ("tensorboard",)
+_NAME_KEYS = {plugins.TRAIN_ENGINES: "engine_config.backend", plugins.ROLLOUT_BACKENDS: "name"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class RunPlan:
 def make_plan(config: MiniRLConfig) -> RunPlan:
     """Check the configuration; ConfigError or ComponentError in one line if it can't work."""
     _check_values(config)
+    _check_nodes(config)
     device = detect_device(config.cluster.device)
     actor_world = _world(config.cluster.actor.n_gpus_per_node, config.cluster.actor.nnodes)
     rollout_world = _rollout_world(config, device, actor_world)
@@ -162,6 +164,19 @@ def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
         known = ", ".join(choices)
         msg = f"{key}={value}: must be one of {known}; the nearest is {nearest(value, choices)}"
         raise ConfigError(msg)
+
+
+def _check_nodes(config: MiniRLConfig) -> None:
+    if config.cluster.ray_address is not None:
+        return
+    for role in ("actor", "rollout"):
+        nnodes = _value(config, f"cluster.{role}.nnodes")
+        if nnodes > 1:
+            msg = (
+                f"cluster.{role}.nnodes={nnodes}: the Ray that a run starts has one node; start "
+                "a cluster and give its cluster.ray_address"
+            )
+            raise ConfigError(msg)
 
 
 def _world(per_node: int | None, nnodes: int) -> int:
@@ -283,8 +298,7 @@ def _transfer_options(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     """Options of the checkpoint engine, checked, with what the configuration says elsewhere."""
     section = config.checkpoint_engine
     if config.cluster.mode == "fused":
-        if section.options:
-            raise ConfigError("checkpoint_engine.options: fused mode has no checkpoint engine")
+        _check_unused(section)
         return {}
     backend = _load(plugins.CHECKPOINT_ENGINES, section.backend, "checkpoint_engine.backend")
     config_cls = plugins.load_object(backend.config_cls)
@@ -296,8 +310,18 @@ def _transfer_options(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     return options
 
 
+def _check_unused(section: CheckpointEngineConfig) -> None:
+    """In fused mode the backend may be one that is not installed, but no unknown one."""
+    if section.options:
+        raise ConfigError("checkpoint_engine.options: fused mode has no checkpoint engine")
+    group = plugins.CHECKPOINT_ENGINES
+    known = {name for kind, name in plugins.KNOWN_PROVIDERS if kind == group}
+    if section.backend not in known:
+        _load(group, section.backend, "checkpoint_engine.backend")
+
+
 def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> None:
-    backend = _load(group, name, where)
+    backend = _load(group, name, f"{where}.{_NAME_KEYS[group]}")
     config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
     if isinstance(config, SupportsFileCheck):
         config.check_files()

@@ -14,7 +14,7 @@ import ray
 from minirl.bounded import bounded
 from minirl.config import ClusterConfig
 from minirl.interruption import deferred
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, in_one_line
 from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ SLOT = "minirl_slot"
 _RESOURCES = {"cpu": SLOT, "cuda": "GPU", "npu": "NPU"}
 _OBJECT_STORE_BYTES = 256 << 20
 _STOP_S = 6.0
+JOIN_S = 60.0
+"""Seconds to join a cluster that has just answered `ray_probe`."""
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would otherwise hide devices from actors that ask for none of them.
@@ -96,14 +98,27 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _joined(address: str) -> Iterator[None]:
-    try:
-        with deferred():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cluster.ray_address={address}: cannot join: {line}") from error
+    _join(address)
     try:
         _logger.info("Ray initialized. %s", kv(address=address, nodes=len(ray.nodes())))
         yield
     finally:
         bounded(ray.shutdown, _STOP_S, "ray.shutdown")
+
+
+def _join(address: str) -> None:
+    """`ray.init` in a thread, since it has no deadline and holds signals back while it waits."""
+    failures: list[Exception] = []
+
+    def join() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # noqa: BLE001  (raised again below, in the main thread)
+            failures.append(error)
+
+    ended = bounded(join, JOIN_S, "ray.init")
+    if not ended:
+        raise ConfigError(f"cluster.ray_address={address}: no answer within {JOIN_S:.0f} s")
+    if failures:
+        msg = f"cluster.ray_address={address}: cannot join: {in_one_line(failures[0])}"
+        raise ConfigError(msg) from failures[0]

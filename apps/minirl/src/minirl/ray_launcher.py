@@ -4,18 +4,18 @@ import contextlib
 import inspect
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minirl.interruption import POLL_S, deferred
 from minirl.worker_process import ProcessSettings, prepare_process
-from rl_core.errors import MiniRLError, RolloutError, TransferError
+from rl_core.errors import MiniRLError, RolloutError, TransferError, in_one_line
 from rl_core.interfaces import Placement
 from rl_core.plugins import load_object
 
@@ -28,16 +28,31 @@ class ForeignError(RolloutError):
     """A process of the run raised what nobody translated."""
 
 
-def translated(error: Exception, who: str) -> Exception:
+@contextlib.contextmanager
+def errors_that_travel() -> Iterator[None]:
+    """Turn what nobody translated into a ForeignError, in the process where it was raised.
+
+    An exception of a library may need more than its text to be built again (those of
+    huggingface_hub's dataclasses do); Ray would then report only that it cannot be read.
+    """
+    try:
+        yield
+    except MiniRLError:
+        raise
+    except Exception as error:
+        raise ForeignError(f"{type(error).__name__}: {in_one_line(error)}") from error
+
+
+def translated(error: RayError, who: str) -> Exception:
     """What a failed Ray call means in our terms, in one line."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        if isinstance(cause, MiniRLError):
-            return cause
-        return ForeignError(f"{who}: {type(cause).__name__}: {_first_line(cause)}")
     if isinstance(error, RayActorError):
-        return MemberDiedError(f"{who} died: {_first_line(error)}")
-    return error
+        return MemberDiedError(f"{who} died: {in_one_line(error)}")
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ForeignError):
+        return ForeignError(f"{who}: {cause}")
+    if isinstance(cause, MiniRLError):
+        return cause
+    return ForeignError(f"{who}: {type(cause).__name__}: {in_one_line(cause)}")
 
 
 def ready(references: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
@@ -52,13 +67,8 @@ def fetch(reference: Any, who: str) -> Any:
     try:
         with deferred():
             return ray.get(reference)
-    except (RayTaskError, RayActorError) as error:
+    except RayError as error:
         raise translated(error, who) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"
 
 
 class ObjectHost:
@@ -70,8 +80,9 @@ class ObjectHost:
 
     async def invoke(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one method to its end."""
-        result = getattr(self._object, method)(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        with errors_that_travel():
+            result = getattr(self._object, method)(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from minirl.plan import RunPlan
 from minirl.prompt_loader import PromptLoader
 from minirl.prompts import PromptSet, load_prompts
 from minirl.rewards import Scorer, load_scorer
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, in_one_line
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ def _load_tokenizer(path: Path) -> Any:
 
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{path}: the tokenizer cannot be loaded: {line}") from error
+        msg = f"{path}: the tokenizer cannot be loaded: {in_one_line(error)}"
+        raise ConfigError(msg) from error

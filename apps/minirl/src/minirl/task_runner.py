@@ -16,7 +16,8 @@ from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
 from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants, is_running
 from minirl.progress import ProgressView
-from minirl.ray_cluster import ray_session
+from minirl.ray_cluster import ray_session, resource_name
+from minirl.ray_probe import check_cluster
 from minirl.reward_log import reward_log
 from minirl.run_output import RunOutput, create_run_dir
 from minirl.system import RLSystem
@@ -24,6 +25,7 @@ from minirl.task_data import load_task_data
 from minirl.trainer import Trainer
 from minirl.worker_process import ProcessSettings
 from rl_core.channel import new_key
+from rl_core.errors import in_one_line
 from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class TaskRunner:
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
         self._plan = make_plan(self._config)
+        check_cluster(self._config.cluster, resource_name(self._plan.device), self._plan.slots)
         with reward_log() as log:
             self._data = load_task_data(self._plan, log.path)
             with contextlib.closing(self._data.scorer):
@@ -67,9 +70,10 @@ class TaskRunner:
 
     def _guarded(self, output: RunOutput) -> int:
         status, code = "failed", 1
+        parts = contextlib.ExitStack()
         try:
             with interrupting():
-                self._run(output)
+                self._run(output, parts)
             status, code = "ok", 0
         except Interrupted as interruption:
             status, code = "interrupted", SIGNAL_BASE + interruption.number
@@ -77,31 +81,28 @@ class TaskRunner:
         except Exception as error:  # noqa: BLE001  (the edge of the process)
             # One line for the person; the trace is in the driver's log file.
             traceback.print_exc()
-            line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-            _logger.error("Run failed: %s: %s", type(error).__name__, line)  # noqa: TRY400
+            _logger.error("Run failed: %s: %s", type(error).__name__, in_one_line(error))  # noqa: TRY400
         finally:
-            with uninterrupted():
-                end_descendants(_GRACE_S)
+            with uninterrupted(), contextlib.ExitStack() as end:
+                end.callback(end_descendants, _GRACE_S)
+                end.callback(parts.close)
                 self._write_summary(output, status)
-        _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
+                _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
         return code
 
-    def _run(self, output: RunOutput) -> None:
+    def _run(self, output: RunOutput, parts: contextlib.ExitStack) -> None:
+        """Start and train; what `parts` takes up is stopped after the run's outcome was told."""
         _warn(self._plan)
-        host = None if self._config.cluster.ray_address is None else _own_address()
-        with (
-            ray_session(self._config.cluster, self._plan.device, self._plan.slots),
-            contextlib.closing(LogServer(new_key(), host)) as log_server,
-            interrupting(),  # again: Ray has put a handler of its own in place
-        ):
+        cluster = self._config.cluster
+        host = None if cluster.ray_address is None else _own_address()
+        parts.enter_context(ray_session(cluster, self._plan.device, self._plan.slots))
+        log_server = parts.enter_context(contextlib.closing(LogServer(new_key(), host)))
+        with interrupting():  # again: Ray has put a handler of its own in place
             settings = ProcessSettings(str(output.path / "logs"), log_server.address)
             self._system = RLSystem(self._plan, settings)
-            try:
-                self._system.start(output, run_id=secrets.token_hex(8))
-                self._loop(output)
-            finally:
-                with uninterrupted():
-                    self._stop()
+            parts.callback(self._stop)
+            self._system.start(output, run_id=secrets.token_hex(8))
+            self._loop(output)
 
     def _stop(self) -> None:
         """Stop the parts in an orderly way, if Ray still runs; the rest is killed afterwards.

@@ -6,10 +6,23 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from minirl.ray_launcher import errors_that_travel
 from minirl.resource_pool import ResourcePool
 from minirl.worker_calls import WorkerCall, wait_all
 from minirl.worker_process import ProcessSettings
 from rl_core.interfaces import RankPlace
+
+
+class WorkerHost:
+    """The Ray actor that holds one worker; see `errors_that_travel`."""
+
+    def __init__(self, worker_cls: type, settings: ProcessSettings) -> None:
+        self._worker = worker_cls(settings)
+
+    def invoke(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Run one method of the worker to its end."""
+        with errors_that_travel():
+            return getattr(self._worker, method)(*arguments)
 
 
 class WorkerGroup:
@@ -33,8 +46,10 @@ class WorkerGroup:
     ) -> None:
         self._role = role
         self._pool = pool
+        # Its name is what `ps` and Ray's tools show of the process.
+        host_cls = type(worker_cls.__name__, (WorkerHost,), {})
         self._workers = [
-            ray.remote(worker_cls)
+            ray.remote(host_cls)
             .options(
                 num_cpus=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -43,7 +58,7 @@ class WorkerGroup:
                 runtime_env={"env_vars": dict(environment)},
                 **pool.device_options(),
             )
-            .remote(settings.named(f"{role}_{rank}"))
+            .remote(worker_cls, settings.named(f"{role}_{rank}"))
             for rank, bundle in enumerate(pool.bundles)
         ]
 
@@ -104,5 +119,5 @@ class WorkerGroup:
             ray.kill(worker)
 
     def _submit(self, rank: int, method: str, arguments: Sequence[Any]) -> WorkerCall:
-        reference = getattr(self._workers[rank], method).remote(*arguments)
+        reference = self._workers[rank].invoke.remote(method, arguments)
         return WorkerCall(reference, f"{self._role} rank {rank}")

@@ -32,6 +32,14 @@ version, and what to do. Foreign exceptions are translated once, at a package's 
 from collections.abc import Sequence
 
 
+def in_one_line(error: BaseException) -> str:
+    """The first line of what an error says, with the next one if it only announces that."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return f"{type(error).__name__} without a message"
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
 class MiniRLError(Exception):
     """Base of every error that MiniRL raises on purpose."""
 

@@ -122,9 +122,12 @@ def _not_found(group: str, name: str) -> str:
     available = ", ".join(names) if names else "none"
     if provider is not None:
         return f"{name!r} is not installed: pip install {provider} (installed: {available})"
+    kind = group.partition(".")[2]
     hint = nearest(name, names)
-    return f"no {group.partition('.')[2]} named {name!r}; installed: {available}" + (
-        f"; the nearest is {hint!r}" if hint else ""
+    return (
+        f"no {kind} named {name!r}; installed: {available}"
+        + (f"; the nearest is {hint!r}" if hint else "")
+        + f"; to add one, install the distribution with an entry point {name!r} in {group}"
     )
 
 

@@ -5,6 +5,7 @@ shape and byte range), then the bytes (github.com/huggingface/safetensors, "Form
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.weight$")
 _TRAINABLE = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -96,6 +99,42 @@ class ModelDirectory:
             raise ConfigError(msg)
         if not any(tensor.dtype in _TRAINABLE for tensor in self.tensors.values()):
             raise ConfigError(f"{self.path} holds no floating-point tensors to train")
+        self._check_layers()
+        self._check_embedding()
+
+    def _check_layers(self) -> None:
+        """Every layer that config.json counts must be stored, and be described once."""
+        count = self.config.get("num_hidden_layers")
+        stored = {int(match[1]) for name in self.tensors if (match := _LAYER.search(name))}
+        if not isinstance(count, int) or not stored:
+            return
+        lacking = sorted(set(range(count)) - stored)
+        if lacking:
+            msg = (
+                f"{self.path}: {CONFIG_FILE} says num_hidden_layers={count}, the safetensors files "
+                f"hold no tensor of layer {lacking[0]}; weights and configuration do not belong "
+                "together"
+            )
+            raise ConfigError(msg)
+        types = self.config.get("layer_types")
+        if isinstance(types, list) and len(types) != count:
+            msg = (
+                f"{self.path / CONFIG_FILE}: num_hidden_layers={count}, but layer_types has "
+                f"{len(types)} entries; make them agree"
+            )
+            raise ConfigError(msg)
+
+    def _check_embedding(self) -> None:
+        """The token embedding's shape is the one thing that all architectures agree on."""
+        expected = (self.config.get("vocab_size"), self.config.get("hidden_size"))
+        for name, tensor in self.tensors.items():
+            if _EMBEDDING.search(name) and None not in expected and tensor.shape != expected:
+                msg = (
+                    f"{self.path}: {name!r} has shape {tensor.shape}, {CONFIG_FILE} makes it "
+                    f"{expected} (vocab_size, hidden_size); weights and configuration do not "
+                    "belong together"
+                )
+                raise ConfigError(msg)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
