@@ -9,7 +9,7 @@ from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import load_config
 from minirl.plan import make_plan
 from minirl.process_tree import become_subreaper
-from minirl.ray_cluster import ray_session
+from minirl.ray_cluster import ray_session, session_directory
 from minirl.run_output import RunOutput
 from minirl.system import RLSystem
 from minirl.worker_process import ProcessSettings
@@ -25,7 +25,8 @@ def started_system(directory: Path, *arguments: str) -> Iterator[RLSystem]:
     log_server = LogServer(new_key(), None)
     settings = ProcessSettings(str(directory / "logs"), log_server.address)
     with (
-        ray_session(plan.config.cluster, plan.device, plan.slots),
+        session_directory(plan.config.cluster) as directory,
+        ray_session(plan.config.cluster, plan.device, plan.slots, directory),
         RunOutput(directory, plan.config) as output,
     ):
         system = RLSystem(plan, settings)

@@ -44,23 +44,51 @@ def resource_name(device: str) -> str:
 
 
 @contextlib.contextmanager
-def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[None]:
+def session_directory(cluster: ClusterConfig) -> Iterator[Path | None]:
+    """Directory of a local Ray and of everything temporary below it, for the length of the block.
+
+    What is started in the block, and its descendants, put their temporary files there, so they
+    vanish with the run, also those of engines that are killed before they can clear away. To be
+    left when no process of the run lives any more. Compiled kernels, which are worth keeping, stay
+    where PyTorch puts them by default. None, and nothing changed, where a cluster is joined.
+    """
+    if cluster.ray_address is not None:
+        yield None
+        return
+    # A directory of our own with a short name: Unix sockets below it have a length limit.
+    directory = Path(tempfile.mkdtemp(prefix="minirl-ray-"))
+    kernels = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(directory)
+    try:
+        yield directory
+    finally:
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ray_session(
+    cluster: ClusterConfig, device: str, slots: int, directory: Path | None
+) -> Iterator[None]:
     """Ray for the length of the block: a local one of our own, or the cluster at `ray_address`.
 
     Args:
         cluster: the `cluster` section.
         device: cpu, cuda or npu.
         slots: devices that the run needs; what a local Ray on cpu offers.
+        directory: of the `session_directory`, for a local Ray.
     """
     os.environ.update(ENVIRONMENT)
     if cluster.ray_address is not None:
         with _joined(cluster.ray_address):
             yield
         return
-    # A directory of our own with a short name: Unix sockets below it have a length limit.
-    directory = Path(tempfile.mkdtemp(prefix="minirl-ray-"))
     try:
-        with deferred(), _temporary_files_in(directory):
+        with deferred():
             ray.init(
                 resources={SLOT: slots} if device == "cpu" else None,
                 include_dashboard=False,
@@ -74,26 +102,6 @@ def ray_session(cluster: ClusterConfig, device: str, slots: int) -> Iterator[Non
         yield
     finally:
         bounded(ray.shutdown, _STOP_S, "ray.shutdown")
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """What is started in the block, and its descendants, put their temporary files there.
-
-    So they vanish with the run, also those of engines that are killed before they can clear away.
-    Compiled kernels, which are worth keeping, stay where PyTorch puts them by default.
-    """
-    kernels = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(directory)
-    try:
-        yield
-    finally:
-        os.environ.pop("TMPDIR")
-        if before is not None:
-            os.environ["TMPDIR"] = before
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from minirl.output_redirection import redirected_output
 from minirl.plan import RunPlan, make_plan
 from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants, is_running
 from minirl.progress import ProgressView
-from minirl.ray_cluster import ray_session, resource_name
+from minirl.ray_cluster import ray_session, resource_name, session_directory
 from minirl.ray_probe import check_cluster
 from minirl.reward_log import reward_log
 from minirl.run_output import RunOutput, create_run_dir
@@ -60,6 +60,7 @@ class TaskRunner:
     def _run_in(self, run_dir: Path) -> int:
         become_subreaper()
         with (
+            session_directory(self._config.cluster) as self._directory,
             redirected_output(run_dir / "logs" / "driver.log") as stream,
             ProgressView(self._config.trainer.total_training_steps, stream) as self._view,
             RunOutput(run_dir, self._config) as output,
@@ -95,7 +96,8 @@ class TaskRunner:
         _warn(self._plan)
         cluster = self._config.cluster
         host = None if cluster.ray_address is None else _own_address()
-        parts.enter_context(ray_session(cluster, self._plan.device, self._plan.slots))
+        session = ray_session(cluster, self._plan.device, self._plan.slots, self._directory)
+        parts.enter_context(session)
         log_server = parts.enter_context(contextlib.closing(LogServer(new_key(), host)))
         with interrupting():  # again: Ray has put a handler of its own in place
             settings = ProcessSettings(str(output.path / "logs"), log_server.address)
