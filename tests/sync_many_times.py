@@ -6,6 +6,7 @@ python tests/sync_many_times.py DIRECTORY N [arguments of minirl]
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,13 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 from rl_harness import started_system
+from whole_runs import orphaned_segments
 
 from minirl.process_tree import end_descendants
 from rl_core.versions import PolicyVersion
 
 SETTLED = 10
+BEGUN = time.time()
 
 
 def holdings() -> dict[str, int]:
@@ -27,6 +30,7 @@ def holdings() -> dict[str, int]:
         "memory": sum(_memory(process.pid) for process in processes),
         "files": sum(process.num_fds() for process in processes),
         "shared_memory": sum(_shared_mappings(process.pid) for process in processes),
+        "orphans": len(orphaned_segments(BEGUN)),
         "threads": sum(process.num_threads() for process in processes),
         "processes": len(processes),
     }

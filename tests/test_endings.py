@@ -6,7 +6,12 @@ import time
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from whole_runs import Death
+
+from minirl.tiny_model import ensure_tiny_model
 
 pytestmark = pytest.mark.engine
 
@@ -32,6 +37,16 @@ def engine_process(run):
     children = [child.pid for pid in hosts for child in psutil.Process(pid).children()]
     assert children, names
     return children[0]
+
+
+def assert_loads(checkpoint, model, converted):
+    """The training state is whole: every parameter of the model, with its two moments."""
+    dcp_to_torch_save(checkpoint, converted)
+    state = torch.load(converted)
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+    stored = load_file(model / "model.safetensors")
+    shapes = sorted(3 * [tuple(tensor.shape) for tensor in stored.values()])
+    assert sorted(tuple(tensor.shape) for tensor in state.values() if tensor.dim()) == shapes
 
 
 @pytest.mark.parametrize(
@@ -93,5 +108,7 @@ def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(
     assert len(causes) == 1
     assert "17" in causes[0]
     assert "nan" in causes[0].lower()
-    assert [path.name for path in (run.run_dir / "checkpoints").iterdir()] == ["step_000002"]
+    (checkpoint,) = (run.run_dir / "checkpoints").iterdir()
+    assert checkpoint.name == "step_000002"
+    assert_loads(checkpoint, ensure_tiny_model(), tmp_path / "loaded.pt")
     assert run.summary["steps"] == 2

@@ -25,6 +25,7 @@ def test_a_hundred_syncs_leave_no_trace(tmp_path):
     assert after["processes"] == before["processes"]
     assert after["threads"] <= before["threads"] + 10  # Ray's pools breathe
     assert after["files"] <= before["files"]
+    assert after["orphans"] <= before["orphans"]
     assert after["shared_memory"] <= before["shared_memory"]
     # Allocators settle in the first syncs; a leak of one bucket a sync would be 400 MB.
     assert after["memory"] - before["memory"] <= 40e6
