@@ -1,6 +1,7 @@
 """Separate mode: every checkpoint engine carries weights into a real engine, verified."""
 
 import json
+import re
 
 import pytest
 from witnesses import SERVED
@@ -14,20 +15,32 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     assert run.code == 0, run.log
     assert run.left() == []
     syncs = run.summary["syncs"]
-    # e1.s4 is the one that was tampered with.
-    assert [sync["version"] for sync in syncs] == ["e1.s0", "e1.s1", "e1.s2", "e1.s3", "e1.s5"]
+    assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(6)]
+    assert [sync["sync_index"] for sync in syncs] == [1, 2, 3, 4, 5, 6]
     assert {sync["backend"] for sync in syncs} == {backend}
+    tampered = syncs.pop(4)
+    check_tampered(tampered, json.loads((run.run_dir / SERVED).read_text())["tampered"])
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/mean"] <= 1e-5
         assert line["rollout_train_logprob_diff/max"] <= 1e-4
     for sync in syncs:
-        assert sync["light"]["matched"] > 0
-        assert sync["light"]["mismatched"] == 0
+        assert sync["error"] is None
+        counts = dict(sync["light"])
+        assert counts.pop("matched") > 0
+        assert counts == {"mismatched": 0, "missing": 0, "unexpected": 0, "unverifiable": 0}
     digests = [sync["weights_digest"] for sync in syncs]
     assert len(set(digests)) == 4
     assert digests[3] == digests[4]
     # A trajectory names the digest of the weights that sampled it.
     assert {item["weights_digest"] for item in run.trajectories} == set(digests[:3])
+
+
+def check_tampered(sync, told):
+    """The sync in which a byte was flipped has a record that says so, and published nothing."""
+    assert sync["light"]["mismatched"] >= 1
+    assert sync["weights_digest"] is None
+    assert sync["error"] == told["error"]
+    assert re.search(r"tensor '([^']+)'", sync["error"])[1] == told["tensor"]
 
 
 def test_actors_and_replicas_on_different_nodes(witnessed_runs):

@@ -27,45 +27,56 @@ class _Tampering:
     def tamper_once(self):
         """Change one byte of what the next sync brings here."""
         if "Disk" in type(getattr(self, "_transfer", None)).__name__:
-            _tamper_with_file()
+            self._tamper_with_file()
             return
         adapter, update_weights = self._adapter, self._adapter.update_weights
 
         def tampering(leases, manifest, deadline):
             adapter.update_weights = update_weights
-            return update_weights(_tampered(leases), manifest, deadline)
+            return update_weights(self._with_a_flipped_byte(leases), manifest, deadline)
 
         adapter.update_weights = tampering
 
+    def tampered_tensor(self):
+        """Name of the tensor that was changed here."""
+        return self._changed
 
-def _tampered(leases):
-    import torch
+    def _with_a_flipped_byte(self, leases):
+        import torch
 
-    for number, lease in enumerate(leases):
-        if number == 0:
-            first, *others = lease.entries
-            changed = first.tensor.clone()
-            changed.view(-1).view(torch.uint8)[3] ^= 1
-            lease.entries = [dataclasses.replace(first, tensor=changed), *others]
-        yield lease
+        for number, lease in enumerate(leases):
+            if number == 0:
+                *others, last = lease.entries
+                changed = last.tensor.clone()
+                changed.view(-1).view(torch.uint8)[3] ^= 1
+                lease.entries = [*others, dataclasses.replace(last, tensor=changed)]
+                self._changed = last.meta.name
+            yield lease
+
+    def _tamper_with_file(self):
+        """The file changes after the receiver has looked at it, before it reads the tensors."""
+        from rl_ckpt_disk.checkpoint import Checkpoint
+
+        check = Checkpoint.check
+
+        def tampering(checkpoint, *arguments):
+            Checkpoint.check = check
+            check(checkpoint, *arguments)
+            file = next(checkpoint.path.glob("*.safetensors"))
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+            self._changed = _last_tensor(content)
+
+        Checkpoint.check = tampering
 
 
-def _tamper_with_file():
-    """The sender has published; the file changes before the receiver has looked at it."""
-    from rl_ckpt_disk.checkpoint import Checkpoint
-
-    await_ready = Checkpoint.await_ready
-
-    def tampering(path, key, watch):
-        Checkpoint.await_ready = await_ready
-        checkpoint = await_ready(path, key, watch)
-        file = next(path.glob("*.safetensors"))
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-        return checkpoint
-
-    Checkpoint.await_ready = tampering
+def _last_tensor(content):
+    """Name of the tensor that a file in the safetensors format ends with."""
+    length = int.from_bytes(content[:8], "little")
+    places = json.loads(content[8 : 8 + length])
+    places.pop("__metadata__", None)
+    return max(places, key=lambda name: places[name]["data_offsets"][1])
 
 
 class TamperingCheckpointWorker(_Tampering, system.CheckpointWorker):
@@ -90,11 +101,12 @@ def tampered_sync(trainer, version):
     system = trainer._system
     feeding = getattr(system, "_receivers", system.workers)
     feeding.call_rank(0, "tamper_once", timeout_s=20)
-    found = {"error": None, "refusal": None}
+    found = {"error": None, "refusal": None, "tensor": None}
     try:
         system.weight_sync.sync(version, "trained")
     except MiniRLError as error:
         found["error"] = f"{type(error).__name__}: {error}"
+    found["tensor"] = feeding.call_rank(0, "tampered_tensor", timeout_s=20)
     try:
         answers(trainer)
     except ReplicaFencedError as error:

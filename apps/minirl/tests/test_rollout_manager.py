@@ -2,15 +2,25 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
+import msgspec
 import pytest
+import torch
 
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.weight_sync import SyncSettings, WeightSync
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import LifecycleError, ReplicaFencedError, VerificationError
+from rl_core.errors import (
+    DigestMismatchError,
+    LifecycleError,
+    ManifestMismatchError,
+    ReplicaFencedError,
+    TransferError,
+    VerificationError,
+)
 from rl_core.interfaces import RolloutMode
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_config import ReferenceConfig
@@ -30,12 +40,13 @@ class DirectSync(WeightSync):
     """Hands `weights` to the adapters, without anything in between."""
 
     weights = make_weights(CONFIG.model, 1)
+    harm = staticmethod(lambda entries: entries)
 
     def release(self):
         pass
 
     def transfer(self, version, index, clock):
-        manifest, entries = self.weights.manifest(version), self.weights.entries()
+        manifest, entries = self.weights.manifest(version), self.harm(self.weights.entries())
         reports = []
         for rank in self.rollout.receiving:
             _, _, server, tp_rank = self.rollout.adapter_arguments(rank)
@@ -167,6 +178,71 @@ def test_what_a_newcomer_gets_is_what_was_published(fleet):
         fleet.ask()
     fleet.sync.sync(VERSIONS[1], "trained")
     assert fleet.ask() == {(0, VERSIONS[1]), (1, VERSIONS[1])}
+
+
+def fail(entries):
+    raise TransferError("the wire was cut")
+
+
+def flipped(entries):
+    tensor = entries[2].tensor.clone()
+    tensor.view(-1).view(torch.uint8)[0] ^= 1
+    return [*entries[:2], replace(entries[2], tensor=tensor), *entries[3:]]
+
+
+def undigested(entries):
+    return [replace(entries[0], digest=None), *entries[1:]]
+
+
+HARMS = {
+    "a flipped byte": (flipped, DigestMismatchError, {"mismatched": 1}),
+    "a missing tensor": (lambda all_: all_[:-1], ManifestMismatchError, {"missing": 1}),
+    "a repeated one": (lambda all_: [*all_, all_[0]], ManifestMismatchError, {"unexpected": 1}),
+    "one without digest": (undigested, VerificationError, {"unverifiable": 1}),
+    "a cut wire": (fail, TransferError, {}),
+}
+"""What happens to the tensors, the error that must come of it, and what the record must count."""
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_failed_sync_leaves_a_record_and_publishes_nothing(fleet, harm):
+    fleet.manager.start(LIMIT_S, 1)
+    sync, (damage, kind, found) = fleet.sync, HARMS[harm]
+    first = sync.sync(VERSIONS[0], "initial")
+    sync.harm = damage
+    with pytest.raises(kind) as caught:
+        sync.sync(VERSIONS[1], "trained")
+    failed = sync.records[-1]
+    assert failed.error == f"{kind.__name__}: {caught.value}"
+    assert (failed.version, failed.phase, failed.replicas) == ("e1.s1", "trained", [0])
+    assert {name: n for name, n in failed.light.items() if n and name != "matched"} == found
+    assert failed.weights_digest is None
+    assert sync.digest_of(VERSIONS[1]) is None
+    assert sync.digest_of(VERSIONS[0]) == first.weights_digest
+
+    sync.harm = DirectSync.harm
+    repaired = sync.sync(VERSIONS[2], "trained")
+    assert repaired.light == {**dict.fromkeys(failed.light, 0), "matched": len(sync.weights.metas)}
+    assert [record.sync_index for record in sync.records] == [1, 2, 3]
+    assert [record.error is None for record in sync.records] == [True, False, True]
+    assert sync.digest_of(VERSIONS[2]) == first.weights_digest
+
+
+def test_an_adapter_that_reports_a_difference_is_not_believed_to_have_loaded(fleet, monkeypatch):
+    """What it counts decides, also where it raises nothing."""
+    fleet.manager.start(LIMIT_S, 1)
+    load = ReferenceAdapter.update_weights
+
+    def careless(*arguments):
+        report = load(*arguments)
+        return msgspec.structs.replace(report, matched=report.matched - 1, mismatched=1)
+
+    monkeypatch.setattr(ReferenceAdapter, "update_weights", careless)
+    with pytest.raises(VerificationError, match="mismatched=1"):
+        fleet.sync.sync(VERSIONS[0], "initial")
+    assert fleet.sync.records[0].light["mismatched"] == 1
+    with pytest.raises(ReplicaFencedError):
+        fleet.ask()
 
 
 def test_a_replica_that_fails_to_start_is_not_done_without(fleet):

@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 
 from rl_ckpt_disk import checkpoint, publication
+from rl_ckpt_disk.engine import DiskCheckpointEngine
 from rl_ckpt_disk.ready import READY_FILE, Marker
 from rl_core.deadlines import CancelToken, Deadline
 from rl_core.digests import XXH3_128
@@ -24,6 +25,7 @@ from rl_core.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from rl_core.interfaces import SupportsCheckpointPath
 from rl_core.testing.checkpoint_assertions import assert_arrived, assert_ended
 from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_group import Terms, TransferGroup
@@ -103,8 +105,13 @@ def test_weights_are_sharded(case, run_path):
     assert all(shard.stat().st_size < (1 << 18) + 4096 for shard in shards)
 
 
+def undigested(case):
+    """A group without digests: its receivers may ask for the directory."""
+    return case.group(terms=Terms(options=case.options, digest_kind=None))
+
+
 def test_the_directory_itself_can_be_asked_for(case, run_path):
-    group = case.group()
+    group = undigested(case)
     manifest = PLENTY.manifest(case.version())
     paths, outcome = take_path(case, group, PLENTY, manifest)
     assert outcome.ok
@@ -113,7 +120,7 @@ def test_the_directory_itself_can_be_asked_for(case, run_path):
 
 def test_a_directory_asked_for_stays_until_the_next_version(case, run_path):
     terms_keep_one(case)
-    group = case.group()
+    group = undigested(case)
     take_path(case, group, SMALL, SMALL.manifest(case.version()))
     assert group.sync(SMALL).ok
     # The sender pruned before the receivers had let the old one go.
@@ -335,17 +342,43 @@ def test_a_marker_copied_from_another_version_is_refused(published):
         opened(path, other, key)
 
 
-def test_a_corrupted_directory_is_not_given_out(case, run_path):
-    group = case.group(1, 1)
-    manifest = PLENTY.manifest(case.version())
-    sender = group.member("sender 0")
-    faults = Path(__file__).with_name("faults.py")
-    assert not group.connect()
-    sender.handle.call("arm", f"{faults}:corrupt", PLENTY.tensors[2].name, timeout=20)
-    got, outcome = take_path(case, group, PLENTY, manifest)
-    assert isinstance(got[0], DigestMismatchError)
-    assert PLENTY.tensors[2].name in str(got[0])
-    assert_ended(outcome, {"sender 0": DigestMismatchError}, PLENTY.tensors[2].name)
+@pytest.mark.parametrize("number", [0, 7, len(PLENTY.tensors) - 1])
+def test_a_byte_flipped_after_the_check_is_found_before_loading(case, monkeypatch, number):
+    """The file is complete and checked when it changes, and not yet read."""
+    harmed, group, flipped = PLENTY.tensors[number].name, case.group(1, 2), []
+    check = checkpoint.Checkpoint.check
+
+    def flip_then(found, *arguments):
+        check(found, *arguments)
+        extent = found._layout.extents[harmed]
+        if not flipped:
+            flipped.append(flip_byte(found.path / extent.file, extent.offset))
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "check", flip_then)
+    outcome = group.sync(PLENTY, deadline_s=3.0)
+    assert flipped
+    ended = dict.fromkeys(["sender 0", "receiver 0"], DigestMismatchError)
+    assert_ended(outcome, ended, f"tensor {harmed!r}")
+    assert outcome.errors["receiver 0"].tensors == (harmed,)
+    monkeypatch.undo()
+    assert_arrived(group.sync(PLENTY), PLENTY, XXH3_128)
+
+
+def flip_byte(file, offset):
+    with file.open("r+b") as stream:
+        byte = stream.read(offset + 1)[-1]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 1]))
+    return file
+
+
+def test_where_digests_travel_no_path_is_given_out(case):
+    """Whoever loads a directory does not know the digests; the check would be worth nothing."""
+    with_digests, without = case.group(1, 1), None
+    assert not with_digests.receivers[0].handle.call("gives_path", timeout=20)
+    assert not issubclass(DiskCheckpointEngine, SupportsCheckpointPath)
+    without = undigested(case)
+    assert without.receivers[0].handle.call("gives_path", timeout=20)
 
 
 def test_two_runs_share_a_root(case, options, run_path):

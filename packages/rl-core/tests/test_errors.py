@@ -6,6 +6,7 @@ import pytest
 
 from rl_core import errors
 from rl_core.errors import DigestMismatchError, MiniRLError
+from rl_core.tensor_counts import TensorCounts
 
 TREE = [
     cls
@@ -24,8 +25,10 @@ def test_errors_cross_processes(cls):
 def test_a_digest_mismatch_carries_its_tensors_across():
     error = DigestMismatchError("two differ", ["a", "b"])
     error.add_note("seen on rank 1")
+    error.counting(TensorCounts(matched=3))
     copy = pickle.loads(pickle.dumps(error))
     assert copy.tensors == ("a", "b")
+    assert copy.counts == TensorCounts(matched=3, mismatched=2)
     assert str(copy) == "two differ"
 
 

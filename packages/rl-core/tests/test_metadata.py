@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from rl_core.errors import ManifestMismatchError
 from rl_core.metadata import DTYPE_BYTES, Manifest, ManifestCheck, TensorMeta, Trailer, nearest
+from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion
 
 VERSION = PolicyVersion(1, 0)
@@ -123,6 +124,7 @@ def test_whatever_is_missing_is_named(tensors, data):
     with pytest.raises(ManifestMismatchError) as caught:
         check.close()
     assert repr(missing.name) in str(caught.value)
+    assert caught.value.counts == TensorCounts(missing=1)
 
 
 @given(tensor_lists, st.data())
@@ -135,6 +137,7 @@ def test_whatever_is_repeated_is_named(tensors, data):
     with pytest.raises(ManifestMismatchError, match="twice") as caught:
         check.see(repeated)
     assert repr(repeated.name) in str(caught.value)
+    assert caught.value.counts == TensorCounts(unexpected=1)
 
 
 def test_an_unknown_name_is_told_with_the_nearest():
@@ -148,8 +151,9 @@ def test_an_unknown_name_is_told_with_the_nearest():
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 2), "float32"), ((2, 1), "float16")])
 def test_another_shape_or_dtype_is_told_with_the_name(shape, dtype):
     check = ManifestCheck(Manifest(VERSION, tuple(some())))
-    with pytest.raises(ManifestMismatchError, match=r"layers\.1\.weight"):
+    with pytest.raises(ManifestMismatchError, match=r"layers\.1\.weight") as caught:
         check.see(TensorMeta("layers.1.weight", shape, dtype))
+    assert caught.value.counts == TensorCounts(mismatched=1)
 
 
 @pytest.mark.parametrize(

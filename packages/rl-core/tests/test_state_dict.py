@@ -9,9 +9,15 @@ import torch
 
 from rl_core.channel import new_key
 from rl_core.deadlines import Deadline
-from rl_core.errors import PeerLostError, StaleVersionError, TransferTimeoutError
+from rl_core.digests import XXH3_128
+from rl_core.errors import (
+    DigestMismatchError,
+    PeerLostError,
+    StaleVersionError,
+    TransferTimeoutError,
+)
 from rl_core.interfaces import TransferRole
-from rl_core.testing.loopback_transport import LoopbackEngine
+from rl_core.testing.loopback_transport import LoopbackEngine, LoopbackInlet
 from rl_core.transfer.state_dict import receive_state_dict, send_state_dict
 from rl_core.versions import PolicyVersion
 
@@ -50,6 +56,21 @@ def test_every_receiver_has_the_state_and_its_version(engines):
             assert version == PolicyVersion(1, step)
             assert list(state) == list(STATE)
             assert all(torch.equal(state[name], STATE[name]) for name in STATE)
+
+
+def test_where_digests_travel_they_are_recomputed_on_what_the_caller_gets(monkeypatch):
+    key, finish = new_key(), LoopbackInlet.finish
+    roles = [
+        TransferRole(role, 0, key=key, digest_kind=XXH3_128) for role in ("sender", "receiver")
+    ]
+    engines = [LoopbackEngine(role, 0.25) for role in roles]
+    with monkeypatch.context() as patch:
+        patch.setattr(LoopbackInlet, "finish", lambda *given: finish(*given).bitwise_xor_(1))
+        with pytest.raises(DigestMismatchError, match="tensor 'a'"):
+            move(engines, PolicyVersion(1, 0))
+    move(engines, PolicyVersion(1, 1))
+    for engine in engines:
+        engine.shutdown()
 
 
 def test_a_version_that_was_received_is_refused(engines):

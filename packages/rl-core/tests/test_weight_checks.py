@@ -12,9 +12,11 @@ from rl_core.errors import (
     VerificationError,
 )
 from rl_core.metadata import Manifest, TensorMeta
+from rl_core.remote_errors import from_wire, to_wire
 from rl_core.rollout.bucket_receiver import Arrival
 from rl_core.rollout.protocol import WorkerError
 from rl_core.rollout.weight_checks import ArrivalChecks, check_supported, finite
+from rl_core.tensor_counts import TensorCounts
 from rl_core.torch import content_digest, meta_of
 from rl_core.versions import PolicyVersion
 
@@ -36,7 +38,11 @@ def test_every_error_survives_the_way_from_the_worker(kind):
 
 def test_a_digest_mismatch_keeps_its_tensors():
     error = DigestMismatchError("differs", ["a", "b"])
-    assert WorkerError.of(error).rebuild().tensors == ("a", "b")
+    error.counting(TensorCounts(matched=5))
+    again = WorkerError.of(error).rebuild()
+    assert again.tensors == ("a", "b")
+    assert again.counts == TensorCounts(matched=5, mismatched=2)
+    assert from_wire(to_wire(error)).counts == again.counts
 
 
 def test_a_foreign_kind_becomes_a_sync_error():
@@ -66,7 +72,7 @@ def test_empty_and_integer_tensors_are_finite():
 def test_digests_are_recomputed_and_a_difference_names_the_tensor(kind):
     tensor = torch.arange(6.0)
     meta = meta_of("layer.weight", tensor)
-    checks = ArrivalChecks(check_finite=True)
+    checks = ArrivalChecks(Manifest(V1, (meta,)), check_finite=True)
     checks.see(Arrival(meta, tensor, content_digest(meta, tensor, kind), lent=True))
     assert checks.matched == 1
     assert checks.weights_digest is not None
@@ -74,14 +80,34 @@ def test_digests_are_recomputed_and_a_difference_names_the_tensor(kind):
     with pytest.raises(DigestMismatchError, match=r"layer\.weight") as caught:
         checks.see(Arrival(meta, tensor, wrong, lent=True))
     assert caught.value.tensors == ("layer.weight",)
+    # Twice the same tensor: one time too many, and that one differs.
+    assert checks.so_far == TensorCounts(matched=1, mismatched=1, unexpected=1)
+
+
+def test_every_tensor_is_counted_as_what_it_was():
+    metas = [TensorMeta(name, (2,), "float32") for name in ("a", "b", "c", "d")]
+    checks = ArrivalChecks(Manifest(V1, tuple(metas)), check_finite=False)
+    tensor = torch.ones(2)
+    checks.see(Arrival(metas[0], tensor, content_digest(metas[0], tensor), lent=False))
+    checks.see(Arrival(metas[1], tensor, None, lent=False))
+    stranger = TensorMeta("x", (2,), "float32")
+    checks.see(Arrival(stranger, tensor, content_digest(stranger, tensor), lent=False))
+    with pytest.raises(DigestMismatchError):
+        checks.see(Arrival(metas[2], tensor, content_digest(metas[0], tensor), lent=False))
+    report = checks.report({})
+    assert report.counts == TensorCounts(2, 1, missing=1, unexpected=1, unverifiable=1)
+    assert not report.counts.clean
+    assert report.weights_digest is None
+    assert checks.so_far.missing == 0
 
 
 def test_a_nan_names_the_tensor_and_can_be_let_through():
     tensor = torch.tensor([1.0, float("nan")])
     arrival = Arrival(meta_of("w", tensor), tensor, None, lent=True)
+    manifest = Manifest(V1, (arrival.meta,))
     with pytest.raises(VerificationError, match="'w'"):
-        ArrivalChecks(check_finite=True).see(arrival)
-    ArrivalChecks(check_finite=False).see(arrival)
+        ArrivalChecks(manifest, check_finite=True).see(arrival)
+    ArrivalChecks(manifest, check_finite=False).see(arrival)
 
 
 @pytest.mark.parametrize("extra", [{"target": "draft"}, {"quantisation": "fp8"}])

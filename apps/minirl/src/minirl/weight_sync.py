@@ -12,6 +12,7 @@ from minirl.rollout_manager import RolloutManager
 from rl_core.errors import MiniRLError, VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
+from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion, VersionStore
 
 _logger = logging.getLogger(__name__)
@@ -44,10 +45,11 @@ class SyncSettings(msgspec.Struct, frozen=True):
 
 
 class SyncRecord(msgspec.Struct):
-    """One weight sync, as `summary.json` shows it.
+    """One weight sync, as `summary.json` shows it, whether it published its version or failed.
 
     `light` and `live` hold the counts of a verification, or None where it was off; `replicas` the
-    numbers of those that took part.
+    numbers of those that took part. `error` is the failure, or None for a version that was
+    published; the counts of a failed sync are those known when it ended.
     """
 
     sync_index: int
@@ -61,6 +63,7 @@ class SyncRecord(msgspec.Struct):
     light: dict[str, int] | None = None
     live: dict[str, int] | None = None
     replicas: list[int] = []
+    error: str | None = None
 
 
 class WeightSync(ABC):
@@ -107,6 +110,7 @@ class WeightSync(ABC):
         index = len(self.records) + 1
         self._announce(index, version, phase)
         clock = Clock()
+        reports: list[LoadReport] = []
         try:
             self.rollout.begin(version, replicas)
             reports = self.transfer(version, index, clock)
@@ -116,6 +120,9 @@ class WeightSync(ABC):
                 self.rollout.commit(version, self.settings.timeout_s)
         except (MiniRLError, TimeoutError) as error:
             self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
+            record = self._failed(index, version, phase, error, _counted(reports))
+            record.seconds, record.phases, record.replicas = clock.total(), clock.seconds, replicas
+            self.records.append(record)
             raise
         record = self._record(index, version, phase, reports, clock)
         record.replicas = replicas
@@ -125,7 +132,7 @@ class WeightSync(ABC):
     def digest_of(self, version: PolicyVersion) -> str | None:
         """Digest of digests of a published version, if its transfer was verified."""
         for record in reversed(self.records):
-            if record.version == str(version):
+            if record.version == str(version) and record.error is None:
                 return record.weights_digest
         return None
 
@@ -156,10 +163,7 @@ class WeightSync(ABC):
         nbytes = reports[0].nbytes
         light = None
         if self.settings.verify_light:
-            light = {
-                "matched": sum(report.matched for report in reports),
-                **dict.fromkeys(("mismatched", "missing", "unexpected", "unverifiable"), 0),
-            }
+            light = msgspec.structs.asdict(_counted(reports))
             _logger.info("Light transfer verification passed: %s", kv(**light))
         _logger.info(
             "Weight sync finished: %s",
@@ -183,6 +187,32 @@ class WeightSync(ABC):
             phases=phases,
             weights_digest=reports[0].weights_digest,
             light=light,
+        )
+
+    def _failed(
+        self,
+        index: int,
+        version: PolicyVersion,
+        phase: str,
+        error: Exception,
+        loaded: TensorCounts,
+    ) -> SyncRecord:
+        """The record of a sync that published nothing, with the tensors `loaded` before it failed.
+
+        Of a failure in the middle of a transfer only the rank is known that the error comes from.
+        """
+        known = error.counts if isinstance(error, MiniRLError) else None
+        counts = loaded | (known or TensorCounts())
+        return SyncRecord(
+            sync_index=index,
+            phase=phase,
+            version=str(version),
+            backend=self.settings.checkpoint_engine,
+            payload_bytes=0,
+            seconds=0.0,
+            phases={},
+            light=msgspec.structs.asdict(counts) if self.settings.verify_light else None,
+            error=f"{type(error).__name__}: {error}",
         )
 
 
@@ -214,14 +244,19 @@ def _check_verified(reports: list[LoadReport], published: str | None) -> None:
     Also with what was `published` under that version before, if it was.
     """
     digests = {report.weights_digest for report in reports}
-    short = [report for report in reports if report.matched != report.tensors]
-    if short or None in digests or len(digests) != 1:
-        counts = [(report.matched, report.tensors) for report in reports]
-        msg = f"light verification is incomplete: (matched, tensors) by rank {counts}"
+    clean = all(report.counts.clean for report in reports)
+    if not clean or None in digests or len(digests) != 1:
+        counts = [report.counts for report in reports]
+        msg = f"light verification is incomplete, or ranks differ; by rank {counts}, {digests}"
         raise VerificationError(msg)
     if published is not None and digests != {published}:
         msg = f"{reports[0].version} was published with digest {published}, now it has {digests}"
         raise VerificationError(msg)
+
+
+def _counted(reports: list[LoadReport]) -> TensorCounts:
+    """Tensors of all ranks together, by how their verification ended."""
+    return sum((report.counts for report in reports), TensorCounts())
 
 
 def _slowest(reports: list[LoadReport]) -> dict[str, float]:

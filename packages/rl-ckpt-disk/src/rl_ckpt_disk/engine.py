@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from rl_ckpt_disk.checkpoint_dir import RunDirectory
 from rl_ckpt_disk.publication import Publication
@@ -34,7 +34,18 @@ class DiskCheckpointEngine(GroupEngine):
     Bytes go over the file system; agreement, acknowledgements and errors go over the control
     channel, so that a receiver hears of a failure at once and never polls a directory that may not
     come.
+
+    Where no digests were agreed on, the instance is a `DirectoryCheckpointEngine`, whose receivers
+    may also ask for the directory. Where they were, a receiver hands out tensors with their
+    digests and nothing else: a file that was checked may change before somebody else reads it,
+    the bytes of a lease do not.
     """
+
+    def __new__(cls, config: DiskConfig, role: TransferRole) -> Self:
+        """An engine that can do what its role allows. Touches no disk."""
+        del config
+        unverified = cls is DiskCheckpointEngine and role.digest_kind is None
+        return super().__new__(cast("type[Self]", DirectoryCheckpointEngine) if unverified else cls)
 
     def __init__(self, config: DiskConfig, role: TransferRole) -> None:
         """Touches no disk. Errors: ConfigError."""
@@ -51,11 +62,18 @@ class DiskCheckpointEngine(GroupEngine):
             self._files.run.create()
         return super().prepare()
 
-    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
-        """Instead of `receive_weights`: the complete, checked directory of this version.
 
-        The directory stays until this engine has completed a later version, or is shut down.
-        Every file is checked by its digest where the sender computed digests.
+class DirectoryCheckpointEngine(DiskCheckpointEngine):
+    """A disk engine without digests; its receivers may load the directory themselves."""
+
+    def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
+        """Instead of `receive_weights`: the complete directory of this version. Receivers.
+
+        The directory stays until this engine has completed a later version, or is shut down. Its
+        marker, file sizes and headers were compared with the manifest, its contents with nothing:
+        `matched` is 0.
+
+        Errors: those of `receive_weights`.
         """
         lending = self.start_receiving("get_checkpoint_path", manifest, Watch(deadline))
         reading = cast("Reading", lending)  # what `_DiskMover.receive` makes

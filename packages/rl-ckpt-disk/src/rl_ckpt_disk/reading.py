@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rl_ckpt_disk.checkpoint import Checkpoint
 from rl_ckpt_disk.publication import DIRECTORY
 from rl_ckpt_disk.read_ahead import ReadAhead, ReadBuffers, buckets
-from rl_core import digests
 from rl_core.buckets import MEGABYTE
-from rl_core.errors import LifecycleError, MessageError
+from rl_core.errors import MessageError
 from rl_core.interfaces import CheckedDirectory
-from rl_core.torch import content_digest
 from rl_core.transfer.lending import Lending
 from rl_core.transfer.messages import Begin, Complete, Done, End, Go, Ready
 from rl_core.transfer.reception import check_announcement
@@ -70,21 +69,11 @@ class Reading(Lending):
             self._watch.check("the consumer to go on")
 
     def directory(self) -> CheckedDirectory:
-        """Agree, wait, check every file, and wait for the others; the directory stays held.
-
-        The digests are recomputed here, where there are any: the engine that loads the directory
-        does not know them.
-        """
-        found: dict[str, str] = {}
-        for entries in self._entries():
-            for entry in entries:
-                if entry.digest is not None:
-                    found[entry.meta.name] = _checked_digest(entry, entry.digest)
-        held = self._setting.held.checkpoint
-        if held is None:
-            raise LifecycleError("the checkpoint was let go while its path was asked for")
-        whole = digests.digest_of_digests(found) if found else None
-        return CheckedDirectory(held.path, len(found), whole)
+        """Agree, wait for the directory and for the others; it stays held, and is not read."""
+        checkpoint = self._await()
+        with self._completed(checkpoint):
+            checkpoint.close()
+        return CheckedDirectory(checkpoint.path)
 
     def hear(self) -> None:
         """Raise what the sender has reported, or that it is gone."""
@@ -115,21 +104,25 @@ class Reading(Lending):
         checkpoint = self._await()
         reader = ReadAhead(checkpoint, self._setting.buffers, self._quiet)
         capacity = int(self._setting.role.bucket_megabytes * MEGABYTE)
+        read_to_the_end = False
+        try:
+            with self._completed(checkpoint):
+                yield from reader.read(buckets(self._manifest.tensors, capacity), self._watch)
+                read_to_the_end = True
+        finally:
+            reader.close(wait_for_it=read_to_the_end)
+
+    @contextmanager
+    def _completed(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Be done with the block together with the other receivers; hold the checkpoint then."""
         complete = False
         try:
-            yield from reader.read(buckets(self._manifest.tensors, capacity), self._watch)
+            yield
             self._link.tell(Done(), self._watch)
             self._link.expect(Complete, self._watch)
             complete = True
         finally:
-            reader.close(wait_for_it=complete)
             if complete:
                 self._setting.held.replace(checkpoint)
             else:
                 checkpoint.let_go()
-
-
-def _checked_digest(entry: LeasedTensor, expected: str) -> str:
-    found = content_digest(entry.meta, entry.tensor, digests.kind_of(expected))
-    digests.check(entry.meta.name, expected, found)
-    return found

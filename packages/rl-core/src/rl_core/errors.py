@@ -30,6 +30,9 @@ version, and what to do. Foreign exceptions are translated once, at a package's 
 """
 
 from collections.abc import Sequence
+from typing import Self
+
+from rl_core.tensor_counts import TensorCounts
 
 
 def in_one_line(error: BaseException) -> str:
@@ -41,7 +44,19 @@ def in_one_line(error: BaseException) -> str:
 
 
 class MiniRLError(Exception):
-    """Base of every error that MiniRL raises on purpose."""
+    """Base of every error that MiniRL raises on purpose.
+
+    Attributes:
+        counts: where a check of weights failed, the tensors that had been looked at until then.
+    """
+
+    counts: TensorCounts | None = None
+
+    def counting(self, counts: TensorCounts | None) -> Self:
+        """This error, with counts added to those that it has."""
+        if counts is not None:
+            self.counts = counts | (self.counts or TensorCounts())
+        return self
 
 
 class ConfigError(MiniRLError, ValueError):
@@ -118,9 +133,10 @@ class DigestMismatchError(VerificationError):
     def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.tensors = tuple(tensors)
+        self.counts = TensorCounts(mismatched=len(self.tensors))
 
-    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, ...]]]:
-        return type(self), (str(self), self.tensors)
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, ...]], dict[str, object]]:
+        return type(self), (str(self), self.tensors), self.__dict__
 
 
 class RolloutError(MiniRLError, RuntimeError):

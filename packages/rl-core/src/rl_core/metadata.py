@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from rl_core.errors import ManifestMismatchError
+from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -171,7 +172,7 @@ class ManifestCheck:
             self._reject(meta.name)
         if (announced.shape, announced.dtype) != (meta.shape, meta.dtype):  # type: ignore[union-attr]
             msg = f"tensor {meta.name!r} arrived as {meta}, announced was {announced}"
-            raise ManifestMismatchError(msg)
+            raise ManifestMismatchError(msg).counting(TensorCounts(mismatched=1))
         self._nbytes += meta.nbytes
 
     def close(self) -> Trailer:
@@ -182,7 +183,7 @@ class ManifestCheck:
                 f"{len(names)} of {len(self._manifest.tensors)} tensors of version "
                 f"{self._manifest.version} never arrived; the first is {names[0]!r}"
             )
-            raise ManifestMismatchError(msg)
+            raise ManifestMismatchError(msg).counting(TensorCounts(missing=len(names)))
         return Trailer(self._manifest.version, len(self._manifest.tensors), self._nbytes)
 
     def _reject(self, name: str) -> None:
@@ -191,7 +192,7 @@ class ManifestCheck:
         else:
             near = nearest(name, self._manifest.by_name)
             msg = f"tensor {name!r} is not in the manifest; the nearest name is {near!r}"
-        raise ManifestMismatchError(msg)
+        raise ManifestMismatchError(msg).counting(TensorCounts(unexpected=1))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rl_core.errors import DigestMismatchError, MiniRLError, TransferError
+from rl_core.tensor_counts import TensorCounts
 
 
 class RemoteError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,11 +15,13 @@ class RemoteError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: name of a class in `rl_core.errors`.
         text: its message.
         tensors: names carried by a `DigestMismatchError`.
+        counts: the error's, if it has some.
     """
 
     kind: str
     text: str
     tensors: tuple[str, ...] = ()
+    counts: TensorCounts | None = None
 
 
 def to_wire(error: BaseException, where: str = "") -> RemoteError:
@@ -30,10 +33,10 @@ def to_wire(error: BaseException, where: str = "") -> RemoteError:
     """
     text = f"{where}: {error}" if where else str(error)
     if isinstance(error, DigestMismatchError):
-        return RemoteError(DigestMismatchError.__name__, text, error.tensors)
+        return RemoteError(DigestMismatchError.__name__, text, error.tensors, error.counts)
     known = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
     if known:
-        return RemoteError(known[0], text)
+        return RemoteError(known[0], text, counts=getattr(error, "counts", None))
     return RemoteError(TransferError.__name__, f"{text} ({type(error).__name__})")
 
 
@@ -41,8 +44,8 @@ def from_wire(message: RemoteError) -> MiniRLError:
     """The error that a peer reported; an unknown kind becomes a `TransferError`."""
     kind = _KINDS.get(message.kind, TransferError)
     if kind is DigestMismatchError:
-        return DigestMismatchError(message.text, message.tensors)
-    return kind(message.text)
+        return DigestMismatchError(message.text, message.tensors).counting(message.counts)
+    return kind(message.text).counting(message.counts)
 
 
 def _tree(root: type[MiniRLError]) -> Iterator[type[MiniRLError]]:

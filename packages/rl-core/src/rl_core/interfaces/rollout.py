@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from rl_core.interfaces.version import API_VERSION
+from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class LoadReport(msgspec.Struct, frozen=True):
         seconds: by phase: `wire`, `load`, `post_process`.
         matched: tensors whose digest was recomputed and agreed; 0 without verification.
         weights_digest: digest of digests recomputed by the receiver, or None.
+        mismatched: tensors whose digest differed; an adapter raises then, and reports what it saw.
+        missing: tensors of the manifest that did not come.
+        unexpected: tensors that came and are not in the manifest.
     """
 
     version: PolicyVersion
@@ -41,6 +45,17 @@ class LoadReport(msgspec.Struct, frozen=True):
     seconds: dict[str, float] = {}
     matched: int = 0
     weights_digest: str | None = None
+    mismatched: int = 0
+    missing: int = 0
+    unexpected: int = 0
+
+    @property
+    def counts(self) -> TensorCounts:
+        """All counts; what came and was neither matched nor mismatched is unverifiable."""
+        unverifiable = max(0, self.tensors - self.matched - self.mismatched)
+        return TensorCounts(
+            self.matched, self.mismatched, self.missing, self.unexpected, unverifiable
+        )
 
 
 class PauseMode(StrEnum):

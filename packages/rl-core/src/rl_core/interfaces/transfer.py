@@ -169,9 +169,9 @@ class CheckedDirectory:
 
     Attributes:
         path: Hugging Face directory.
-        matched: tensors whose digest was recomputed from the files and agreed; 0 without light
-            verification.
-        weights_digest: digest of digests recomputed by the receiver, or None.
+        matched: tensors of which the engine answers for that what is read from `path` later is
+            what was sent; 0 if files that were checked can still change.
+        weights_digest: digest of the digests of those tensors, or None.
     """
 
     path: Path
@@ -181,7 +181,10 @@ class CheckedDirectory:
 
 @runtime_checkable
 class SupportsCheckpointPath(Protocol):
-    """A checkpoint engine whose receivers can load a directory themselves."""
+    """A checkpoint engine whose receivers can load a directory themselves.
+
+    A property of the instance: an engine may have it without light verification only.
+    """
 
     def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
         """The complete, checked directory of this version."""

@@ -14,6 +14,7 @@ from rl_core.buckets import Slot
 from rl_core.errors import DigestMismatchError, MiniRLError, WeightSyncError
 from rl_core.interfaces import LoadReport
 from rl_core.metadata import Manifest, TensorMeta, Trailer
+from rl_core.tensor_counts import TensorCounts
 
 KV_CACHE = "kv_cache"
 WEIGHTS = "weights"
@@ -85,25 +86,28 @@ class WorkerError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: name of its class in `rl_core.errors`.
         message: what happened.
         tensors: names of differing tensors, for a digest mismatch.
+        counts: the error's, if it has some.
     """
 
     kind: str
     message: str
     tensors: tuple[str, ...] = ()
+    counts: TensorCounts | None = None
 
     @classmethod
     def of(cls, error: MiniRLError) -> "WorkerError":
         """Describe an error."""
-        return cls(type(error).__name__, str(error), tuple(getattr(error, "tensors", ())))
+        tensors = tuple(getattr(error, "tensors", ()))
+        return cls(type(error).__name__, str(error), tensors, error.counts)
 
     def rebuild(self) -> MiniRLError:
         """The error again; a class that is not ours becomes a WeightSyncError."""
         kind = getattr(errors, self.kind, None)
         if kind is DigestMismatchError:
-            return DigestMismatchError(self.message, self.tensors)
+            return DigestMismatchError(self.message, self.tensors).counting(self.counts)
         if isinstance(kind, type) and issubclass(kind, MiniRLError):
-            return kind(self.message)
-        return WeightSyncError(self.message)
+            return kind(self.message).counting(self.counts)
+        return WeightSyncError(self.message).counting(self.counts)
 
 
 class UpdateResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

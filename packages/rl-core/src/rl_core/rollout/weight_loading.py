@@ -14,7 +14,6 @@ import msgspec
 
 from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError, WeightSyncError
-from rl_core.interfaces import LoadReport
 from rl_core.rollout.bucket_receiver import BucketReceiver
 from rl_core.rollout.protocol import FromSocket, UpdateRequest, UpdateResult, WorkerError
 from rl_core.rollout.weight_checks import ArrivalChecks, check_supported
@@ -23,6 +22,7 @@ from rl_core.rollout.weights_directory import DirectoryReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rl_core.interfaces import LoadReport
     from rl_core.rollout.bucket_receiver import Arrival
 
 
@@ -90,33 +90,28 @@ def run_update(session: Session, update: Update) -> LoadReport:
 
     Errors: WeightSyncError or VerificationError; the model is then a mixture and must not serve.
     """
+    manifest = update.request.manifest
+    checks = ArrivalChecks(manifest, check_finite=update.request.check_finite)
     try:
-        check_supported(update.request.manifest)
+        check_supported(manifest)
         session.begin()
-        checks = _stream(session, update)
+        _stream(session, update, checks)
         started = time.perf_counter()
         session.finish()
         update.seconds["post_process"] = time.perf_counter() - started
-    except MiniRLError:
+    except MiniRLError as error:
         session.abandon()
+        error.counting(checks.so_far)
         raise
     except Exception as error:
         session.abandon()
-        msg = f"the engine could not load {update.request.manifest.version}: {_described(error)}"
-        raise WeightSyncError(msg) from error
-    return LoadReport(
-        update.request.manifest.version,
-        checks.tensors,
-        checks.nbytes,
-        update.seconds,
-        checks.matched,
-        checks.weights_digest,
-    )
+        msg = f"the engine could not load {manifest.version}: {_described(error)}"
+        raise WeightSyncError(msg).counting(checks.so_far) from error
+    return checks.report(update.seconds)
 
 
-def _stream(session: Session, update: Update) -> ArrivalChecks:
+def _stream(session: Session, update: Update, checks: ArrivalChecks) -> None:
     request = update.request
-    checks = ArrivalChecks(request.check_finite)
     started = time.perf_counter()
     if isinstance(request.source, FromSocket):
         with BucketReceiver(request.source, request.manifest, update.deadline) as receiver:
@@ -128,7 +123,6 @@ def _stream(session: Session, update: Update) -> ArrivalChecks:
         wire = 0.0
     update.seconds["wire"] = wire
     update.seconds["load"] = time.perf_counter() - started - wire
-    return checks
 
 
 def _load_batches(

@@ -114,6 +114,10 @@ class CheckpointDriver:
         found = await self._call(lambda: engine.get_checkpoint_path(order.manifest, deadline))
         return str(found.path)
 
+    def gives_path(self) -> bool:
+        """Whether this engine's receivers may ask for a directory."""
+        return isinstance(self.engine, SupportsCheckpointPath)
+
     async def finalize(self, success: bool) -> None:
         """The engine's `finalize`."""
         await self._call(lambda: self.engine.finalize(success))

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_core import digests
 from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, MiniRLError, StaleVersionError, TransferTimeoutError
 from rl_core.interfaces import (
@@ -18,8 +17,9 @@ from rl_core.interfaces import (
     RolloutAdapter,
 )
 from rl_core.metadata import Manifest, ManifestCheck
+from rl_core.rollout.weight_checks import ArrivalChecks
 from rl_core.testing.reference_config import ReferenceConfig
-from rl_core.torch import as_bytes, content_digest
+from rl_core.torch import as_bytes
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 
@@ -100,28 +100,21 @@ class ReferenceAdapter(RolloutAdapter):
     def _stream(
         self, leases: Iterator[BucketLease], manifest: Manifest, attempt: int, deadline: Deadline
     ) -> LoadReport:
-        check, found = ManifestCheck(manifest), dict[str, str]()
+        check, checks = ManifestCheck(manifest), ArrivalChecks(manifest, check_finite=False)
         started = time.monotonic()
         for lease in leases:
             with lease as entries:
                 deadline.check(f"a bucket of {manifest.version}")
                 for entry in entries:
                     check.see(entry.meta)
-                    found |= verified(entry)
+                    checks.see(entry)
                 self.send(entries, attempt, deadline)
-        trailer = check.close()
+        check.close()
         deadline.check(f"the end of {manifest.version}")
         left = deadline.remaining()
         answer_s = left + self._config.call_timeout_s
         self._call("finish_update", self._tp_rank, attempt, left, timeout=answer_s)
-        return LoadReport(
-            trailer.version,
-            trailer.tensors,
-            trailer.nbytes,
-            {"load": time.monotonic() - started},
-            len(found),
-            digests.digest_of_digests(found) if found else None,
-        )
+        return checks.report({"load": time.monotonic() - started})
 
     def send(self, entries: Sequence[LeasedTensor], attempt: int, deadline: Deadline) -> None:
         """Have the engine load a bucket; returns when it has, so that the buffer is free."""
@@ -147,15 +140,3 @@ class ReferenceAdapter(RolloutAdapter):
         except TimeoutError as error:
             msg = f"the server did not answer {method} within {timeout:.1f} s"
             raise TransferTimeoutError(msg) from error
-
-
-def verified(entry: LeasedTensor) -> dict[str, str]:
-    """The recomputed digest of a tensor, by name, where it came with one.
-
-    Errors: DigestMismatchError naming the tensor.
-    """
-    if entry.digest is None:
-        return {}
-    found = content_digest(entry.meta, entry.tensor, digests.kind_of(entry.digest))
-    digests.check(entry.meta.name, entry.digest, found)
-    return {entry.meta.name: found}

@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rl_core import digests
 from rl_core.deadlines import CancelToken
 from rl_core.errors import MiniRLError, PeerLostError, TransferTimeoutError
 from rl_core.metadata import Manifest
-from rl_core.torch import meta_of
+from rl_core.torch import content_digest, meta_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rl_core.deadlines import Deadline
-    from rl_core.interfaces import CheckpointEngine, Endpoint, Place, TransferReport
+    from rl_core.interfaces import (
+        CheckpointEngine,
+        Endpoint,
+        LeasedTensor,
+        Place,
+        TransferReport,
+    )
     from rl_core.versions import PolicyVersion
 
 
@@ -73,7 +80,10 @@ def receive_state_dict(
 ) -> tuple[PolicyVersion, dict[str, Tensor]]:
     """The version and copies of all tensors that `send_state_dict` sends. Receiver.
 
-    Errors: those of the engine; TransferTimeoutError or PeerLostError naming the sender.
+    Where digests travel, they are recomputed on the copies.
+
+    Errors: those of the engine; DigestMismatchError naming a tensor that is not what was sent;
+    TransferTimeoutError or PeerLostError naming the sender.
     """
     with _finalized(engine):
         call = _Call(secrets.token_hex(8), engine.prepare())
@@ -85,8 +95,17 @@ def receive_state_dict(
         state: dict[str, Tensor] = {}
         for lease in engine.receive_weights(answer.manifest, deadline, CancelToken()):
             with lease as entries:  # their memory is used again after the block
-                state.update((entry.meta.name, entry.tensor.clone()) for entry in entries)
+                state.update((entry.meta.name, _copied(entry)) for entry in entries)
     return answer.manifest.version, state
+
+
+def _copied(entry: LeasedTensor) -> Tensor:
+    """What the caller gets; its digest is recomputed, not that of the buffer it came from."""
+    copy = entry.tensor.clone()
+    if entry.digest is not None:
+        found = content_digest(entry.meta, copy, digests.kind_of(entry.digest))
+        digests.check(entry.meta.name, entry.digest, found)
+    return copy
 
 
 @dataclass(frozen=True)
