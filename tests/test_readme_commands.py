@@ -12,6 +12,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
+SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
 READMES = ("README.md", "apps/minirl/README.md")
 
 ELSEWHERE = {
@@ -75,7 +76,8 @@ def test_it_runs(command, runner, example_files):
         )
         for argument in arguments
     ]
-    run = runner.complete(*arguments, *SHORT, timeout=300)
+    small = SMALL if "config=smollm2" in arguments else ()
+    run = runner.complete(*arguments, *SHORT, *small, timeout=300)
     assert run.code == 0, run.log
     assert run.summary["status"] == "ok"
     for line in run.metrics:

@@ -82,6 +82,10 @@ BROKEN = {
         lambda path: rewrite(path, lambda c: c.update(model_type="nonesuch")),
         "no causal language model known to transformers",
     ),
+    "wrong value": (
+        lambda path: rewrite(path, lambda c: c.update(rms_norm_eps="small")),
+        "rms_norm_eps",
+    ),
     "quantised": (
         lambda path: rewrite(path, lambda c: c.update(quantization_config={"x": 1})),
         "quantised",
