@@ -26,7 +26,7 @@ def test_layers_override_each_other_from_left_to_right(tmp_path):
     layer.write_text("trainer: {seed: 5, sync_freq: 3}\n")
     config = load_config([f"config=smollm2,{layer}", "trainer.seed=7"])
     assert (config.trainer.seed, config.trainer.sync_freq) == (7, 3)
-    assert config.actor.optimizer_config.lr == 3e-5
+    assert config.actor.optimizer_config.lr == 2e-5
 
 
 def test_the_rollout_follows_the_model_path():
