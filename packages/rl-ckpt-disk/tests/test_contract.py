@@ -3,6 +3,7 @@ from typing import ClassVar
 
 import pytest
 
+from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import (
     CheckpointEngineContract,
     CheckpointFault,
@@ -10,16 +11,18 @@ from rl_core.testing.checkpoint_contract import (
 )
 
 FAULTS = Path(__file__).with_name("faults.py")
+FIRST_FILE = r"/model-00001-of-00003\.safetensors is missing"
+"""Where the tensor is that the contract harms, with files of a quarter of a megabyte."""
 
 
 @pytest.mark.engine
-class TestDisk(CheckpointEngineContract):
+class TestDisk(CheckpointEngineContract, ChannelContract):
     backend = "disk"
     fault_deadline_s = 2.0
     faults: ClassVar = {
         CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
-        CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),
+        CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose", FIRST_FILE),
     }
 
     @pytest.fixture(scope="class")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from rl_ckpt_disk import checkpoint, publication
+from rl_ckpt_disk import checkpoint, checkpoint_dir, publication
 from rl_ckpt_disk.engine import DiskCheckpointEngine
 from rl_ckpt_disk.ready import READY_FILE, Marker
 from rl_core.deadlines import CancelToken, Deadline
@@ -331,6 +331,37 @@ def test_a_file_with_another_header_is_refused(published):
     shard.write_bytes(content.replace(b"layer.0", b"layer.x", 1))
     with pytest.raises(ManifestMismatchError, match="laid out"):
         opened(path, manifest, key)
+
+
+def signed_by_another(path, key, content):
+    return Marker.decode(content, key).encode(b"another key of a run" * 2)
+
+
+def of_the_version_before(path, key, content):
+    return (path.parent / "e1.s1" / READY_FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("forge", "kind", "said"),
+    [
+        (signed_by_another, MessageError, "not written with the key"),
+        (of_the_version_before, ManifestMismatchError, "of version e1.s1"),
+    ],
+)
+def test_a_forged_marker_ends_the_sync_by_name(case, monkeypatch, forge, kind, said):
+    """A directory that somebody else has put there, or an old one put there again."""
+    group = case.group()
+    assert group.sync(SMALL).ok
+    publish = checkpoint_dir.StagedDirectory.publish
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            checkpoint_dir.StagedDirectory,
+            "publish",
+            lambda staged, content: publish(staged, forge(staged.final, case.key, content)),
+        )
+        outcome = group.sync(SMALL, deadline_s=5.0)
+    assert_ended(outcome, dict.fromkeys((*BOTH, "receiver 1"), kind), said)
+    assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
 
 def test_a_marker_copied_from_another_version_is_refused(published):

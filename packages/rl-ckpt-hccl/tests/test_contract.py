@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import (
     CheckpointEngineContract,
     CheckpointFault,
@@ -19,7 +20,7 @@ _FAULTS = Path(__file__).with_name("faults.py")
 
 
 @pytest.mark.engine
-class TestHccl(CheckpointEngineContract):
+class TestHccl(CheckpointEngineContract, ChannelContract):
     backend = "hccl"
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
         CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),

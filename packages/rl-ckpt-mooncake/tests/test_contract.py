@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import (
     CheckpointCapability,
     CheckpointEngineContract,
@@ -17,7 +18,7 @@ _FAULTS = Path(__file__).with_name("faults.py")
 
 
 @pytest.mark.engine
-class TestMooncake(CheckpointEngineContract):
+class TestMooncake(CheckpointEngineContract, ChannelContract):
     backend = "mooncake"
     fault_deadline_s: ClassVar[float] = 3.0
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {

@@ -6,20 +6,27 @@ from typing import ClassVar
 
 import pytest
 
+from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import CheckpointCapability, CheckpointEngineContract
 from rl_core.testing.checkpoint_defects import Defect, patched
-from rl_core.testing.checkpoint_faults import CheckpointFault
+from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
 from rl_core.testing.thread_launcher import ThreadLauncher
 
 BACKEND = "rl_core.testing.checkpoint_defects:LOOPBACK"
+FAULTS = "rl_core.testing.loopback_faults"
 ONE_PROCESS = "the ranks are threads of one process"
 
 
-class TestLoopback(CheckpointEngineContract):
+class TestLoopback(CheckpointEngineContract, ChannelContract):
     backend = BACKEND
     lacks: ClassVar = {
         CheckpointCapability.BOUNDED_MEMORY: "every segment is copied into a queue",
-        **dict.fromkeys(CheckpointFault, "nothing is between packing and loading"),
+    }
+    fault_deadline_s = 2.0
+    faults: ClassVar = {
+        CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
+        CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
+        CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),
     }
     not_applicable: ClassVar = dict.fromkeys(
         [
@@ -57,17 +64,26 @@ FOUND_BY = {
     Defect.ANY_VERSION: ("test_old_and_repeated_versions_are_refused", "StaleVersionError"),
     Defect.UNDRAINED: ("test_consumer_fails", "left its stream"),
     Defect.REPEATED: ("test_next_syncs_over_the_same_group", "DigestMismatch"),
+    Defect.BARE_TIMEOUT: ("test_damage_on_the_way[missing]", "is not named in"),
+    Defect.SHORT_READ: ("test_damage_on_the_way[truncated]", "the connection broke off"),
+    Defect.UNSIGNED: ("test_forged_message_of_a_member[wrongly_signed]", "should have ended"),
 }
 
 TEMPLATE = """
 import pytest
+from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import CheckpointEngineContract
 from rl_core.testing.checkpoint_defects import Defect, patched
+from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
 from rl_core.testing.thread_launcher import ThreadLauncher
 
 
-class TestDefect(CheckpointEngineContract):
+class TestDefect(CheckpointEngineContract, ChannelContract):
     backend = "{backend}"
+    faults = {{
+        CheckpointFault.TRUNCATED: FaultHook("sender 0", "{faults}:truncate"),
+        CheckpointFault.MISSING: FaultHook("sender 0", "{faults}:lose"),
+    }}
     deadline_s = 1.5
     fault_deadline_s = 1.5
 
@@ -97,7 +113,7 @@ class Reports:
 
 def run_contract(tmp_path: Path, defect: Defect, *tests: str) -> Reports:
     file = tmp_path / f"test_{defect.name.lower()}.py"
-    file.write_text(TEMPLATE.format(backend=BACKEND, defect=defect.name))
+    file.write_text(TEMPLATE.format(backend=BACKEND, faults=FAULTS, defect=defect.name))
     reports = Reports()
     names = [f"{file}::TestDefect::{test}" for test in tests]
     quiet = ["-q", "--no-header", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

@@ -128,8 +128,18 @@ class Checkpoint:
             found = (self.path / name).stat().st_size
         except FileNotFoundError as error:
             msg = f"{self.path / name} is missing from a checkpoint that was complete"
-            raise ManifestMismatchError(msg) from error
+            raise ManifestMismatchError(msg + self._lacking(name, 0)) from error
         except OSError as error:
             raise TransferError(f"cannot read {self.path / name}: {error}") from error
         if found != size:
-            raise ManifestMismatchError(f"{self.path / name} has {found} bytes, not {size}")
+            msg = f"{self.path / name} has {found} bytes, not {size}"
+            raise ManifestMismatchError(msg + self._lacking(name, found))
+
+    def _lacking(self, name: str, nbytes: int) -> str:
+        """Which tensors are not whole in the first `nbytes` of a file, for messages."""
+        shards = [shard for shard in self._layout.shards if shard.file == name]
+        ends = {meta: end for shard in shards for meta, end in shard.ends.items() if end > nbytes}
+        if not ends:
+            return ""
+        first = min(ends, key=lambda meta: ends[meta])
+        return f"; it lacks {len(ends)} tensors, the first in the file is {first!r}"

@@ -62,12 +62,14 @@ class Shard:
         head: length of the header and header.
         extents: places of its tensors by name.
         nbytes: size of the file.
+        ends: the first byte after each tensor, by name.
     """
 
     file: str
     head: bytes
     extents: Mapping[str, Extent]
     nbytes: int
+    ends: Mapping[str, int]
 
     @classmethod
     def of(cls, file: str, tensors: Sequence[TensorMeta]) -> "Shard":
@@ -84,7 +86,8 @@ class Shard:
             offset += meta.nbytes
         head = _head({"__metadata__": {"format": "pt"}, **entries})
         extents = {name: Extent(file, len(head) + start) for name, start in starts.items()}
-        return cls(file, head, extents, len(head) + offset)
+        ends = {meta.name: len(head) + starts[meta.name] + meta.nbytes for meta in tensors}
+        return cls(file, head, extents, len(head) + offset, ends)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ManifestMismatchError(msg)
         mine.check_same_structure(theirs)
         self.trailer.check(manifest)
+        if trailer is not None:
+            trailer.check(manifest)
         if trailer is not None and trailer != self.trailer:
             msg = f"the checkpoint ends with {self.trailer}, the sender said {trailer}"
             raise ManifestMismatchError(msg)

@@ -163,6 +163,7 @@ class Relay(Worker):
 
     def _take(self, bucket: int, piece: Piece) -> None:
         magic = self._station.magic
+        self.waiting_for = self._pieces.describe(bucket, piece)
         wait_until(lambda: magic.count(FILLED) >= piece.sequence, self.go_on)
         self._read(bucket, piece)
         count = len(self._pieces.through)

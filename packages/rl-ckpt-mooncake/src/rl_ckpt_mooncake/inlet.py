@@ -74,7 +74,7 @@ class ChainInlet(Inlet):
         relay, buffer = self._reader(), self._station.buffer(bucket)
         for piece in self._pieces.pieces[bucket]:
             sequence = piece.sequence
-            what = f"piece {sequence} of {self._pieces.last} of the weights"
+            what = self._pieces.describe(bucket, piece)
             relay.wait_for(lambda sequence=sequence: relay.read >= sequence, self._watch, what)  # type: ignore[misc]
             self._verify(bucket, piece, buffer)
         return buffer

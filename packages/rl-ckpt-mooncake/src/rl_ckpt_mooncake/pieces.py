@@ -67,6 +67,16 @@ class PiecePlan:
         count = bisect_right(pieces, nbytes, key=lambda piece: piece.end)
         return self.through[bucket] - len(pieces) + count
 
+    def describe(self, bucket: int, piece: Piece) -> str:
+        """A piece and the tensors that lie in it, for messages."""
+        names = [
+            repr(part.meta.name)
+            for part in self.parts[bucket]
+            if part.slot.offset < piece.end and _end(part) > piece.offset
+        ]
+        where = f"piece {piece.sequence} of {self.last} of the weights"
+        return f"{where}, in bucket {bucket}, with {', '.join(names)}"
+
     @property
     def last(self) -> int:
         """Sequence of the last piece of all; 0 if there is none."""

@@ -27,6 +27,8 @@ class Worker(ABC):
     def __init__(self, name: str, deadline: Deadline) -> None:
         """`deadline` is that of the sync: the worker ends by itself then, unless it blocks."""
         self._deadline = deadline
+        self.waiting_for = "the neighbours in the chain"
+        """What the thread says of its work, if the deadline passes over it."""
         self._changed = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
@@ -72,7 +74,7 @@ class Worker(ABC):
         """Worker's thread: raise if it is to stop, or the deadline has passed."""
         if self._stopped:
             raise StoppedError
-        self._deadline.check("the neighbours in the chain")
+        self._deadline.check(self.waiting_for)
 
     def await_change(self, ready: Callable[[], bool]) -> None:
         """Worker's thread: until the engine's thread made it `ready`, by `change`."""

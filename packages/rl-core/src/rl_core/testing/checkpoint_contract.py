@@ -13,6 +13,9 @@ class TestMyEngine(CheckpointEngineContract):
         return {"root_dir": str(tmp_path_factory.mktemp("weights"))}
 ```
 
+An engine whose control plane is `rl_core.transfer` adds `ChannelContract` (of
+`rl_core.testing.channel_contract`) to the bases: forged, replayed and misplaced messages.
+
 Two senders and two receivers run as real processes (`CheckpointDriver`); a test asks for a group
 and gets the standing one where nothing else is needed. Engines that failed must recover in the
 sync that follows; a test that leaves a failure behind costs the next one new engines, no more.

@@ -17,6 +17,7 @@ import torch
 
 from rl_core import digests
 from rl_core.buckets import BucketCursor, Slot, align
+from rl_core.errors import TransferError
 from rl_core.interfaces import CheckpointBackend
 from rl_core.testing.loopback_transport import (
     LoopbackInlet,
@@ -57,6 +58,9 @@ class Defect(StrEnum):
     ANY_VERSION = "every version is accepted"
     UNDRAINED = "the stream is left when the sync fails"
     REPEATED = "the second sync sends the buckets of the first"
+    BARE_TIMEOUT = "what never came is waited for in vain, and nothing says what it was"
+    SHORT_READ = "bytes that are too few are taken for a broken connection"
+    UNSIGNED = "messages are believed whoever has signed them"
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ def patched(defect: Defect) -> AbstractContextManager[object]:
             return mock.patch.object(BucketCursor, "slots", _asserting_slots)
         case Defect.XOR_DIGEST:
             return mock.patch.object(packing, "content_digest", _xor_digest)
+        case Defect.UNSIGNED:
+            return mock.patch("rl_core.channel.hmac.compare_digest", return_value=True)
         case _:
             return nullcontext()
 
@@ -208,6 +214,8 @@ class _Transport(LoopbackTransport):
         made: Inlet = LoopbackInlet(self._lines()[self._rank], plan, watch)
         if self._defect is Defect.IGNORED_STATUS:
             made = _CarelessInlet(self._lines()[self._rank], plan, watch)
+        if self._defect in (Defect.BARE_TIMEOUT, Defect.SHORT_READ):
+            made = _SilentInlet(self._lines()[self._rank], plan, watch)
         return made
 
 
@@ -249,6 +257,14 @@ class _CarelessInlet(LoopbackInlet):
     def finish(self, bucket: int) -> torch.Tensor:
         buffer = super().finish(bucket)
         return torch.full_like(buffer, 7) if bucket == 1 else buffer
+
+
+class _SilentInlet(LoopbackInlet):
+    def take(self, segment: Segment) -> torch.Tensor:
+        data = self.next("bytes")
+        if len(data) != segment.nbytes:
+            raise TransferError("the connection broke off")
+        return data
 
 
 # --------------------------------------------------------------------------- shared code

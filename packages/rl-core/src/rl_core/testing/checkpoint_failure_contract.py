@@ -14,7 +14,12 @@ from rl_core.errors import (
     TransferTimeoutError,
     WeightSyncError,
 )
-from rl_core.testing.checkpoint_assertions import assert_arrived, assert_drained, assert_ended
+from rl_core.testing.checkpoint_assertions import (
+    assert_arrived,
+    assert_drained,
+    assert_ended,
+    describe,
+)
 from rl_core.testing.checkpoint_case import CheckpointCase
 from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
 from rl_core.testing.checkpoint_group import Outcome, TransferGroup
@@ -42,23 +47,32 @@ class FailureContract(Contract, contract=True):
         assert_drained(outcome, PLENTY, (1,))
         _assert_goes_on(case)
 
-    @pytest.mark.parametrize("at", [0, 4])
-    def test_receiver_dies(self, case: CheckpointCase, at: int) -> None:
-        """The sender and the other receiver end; the survivors go on without it."""
-        group = case.group()
-        outcome = _sync(group, case, "receiver 1", Mishap(at, "die"))
-        assert_ended(outcome, _others("sender 0", error=TransferError))
+    @pytest.mark.parametrize(
+        ("receivers", "dying", "at"),
+        [(2, 0, 4), (2, 1, 4), (3, 1, 0)],
+        ids=["first", "last", "mid"],
+    )
+    def test_receiver_dies(self, case: CheckpointCase, receivers: int, dying: int, at: int) -> None:
+        """Wherever it stands, all others end and the sender says who died; they go on without it.
+
+        Where bytes are relayed, the position decides who loses its source and who its reader.
+        """
+        group = case.group(2, receivers)
+        outcome = _sync(group, case, f"receiver {dying}", Mishap(at, "die"))
+        assert_ended(outcome, _others("sender 0", error=TransferError), f"receiver {dying}")
+        assert_ended(outcome, _receivers(receivers, dying, error=WeightSyncError))
         assert_drained(outcome, PLENTY, (0, 1))
         survivors = group.survivors()
         assert_arrived(survivors.sync(SMALL), SMALL, XXH3_128)
         _assert_goes_on(case)
 
     def test_receiver_dies_in_the_last_lease(self, case: CheckpointCase) -> None:
-        """Bytes that were handed over are not yet bytes that were read."""
+        """Bytes that were handed over are not yet bytes that were read: nobody has succeeded."""
         group = case.group()
         mishaps = {"receiver 1": {"mishap": Mishap(0, "die")}}
         outcome = group.sync(SMALL, None, mishaps, case.fault_deadline_s)
-        assert_ended(outcome, _others("sender 0", error=TransferError))
+        assert_ended(outcome, _others("sender 0", error=TransferError), "receiver 1")
+        assert_ended(outcome, _receivers(2, 1, error=WeightSyncError))
         _assert_goes_on(case)
 
     @pytest.mark.parametrize("name", ["sender 0", "receiver 0"])
@@ -151,7 +165,7 @@ class FailureContract(Contract, contract=True):
         group.finalize(success=False)
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
-    @pytest.mark.parametrize("fault", CheckpointFault)
+    @pytest.mark.parametrize("fault", CheckpointFault, ids=lambda fault: fault.name.lower())
     def test_damage_on_the_way(self, case: CheckpointCase, fault: CheckpointFault) -> None:
         """Named on both sides, and gone with the next sync."""
         self.need(fault)
@@ -166,10 +180,13 @@ class FailureContract(Contract, contract=True):
         outcome = group.transfer(PLENTY, manifest, deadline_s=case.fault_deadline_s)
         group.finalize(success=False)
         hurt = "receiver 0" if hook.member == "sender 0" else hook.member
-        assert_ended(outcome, {hurt: fault.error})
-        assert_ended(outcome, {"sender 0": MiniRLError})
-        if fault is CheckpointFault.CORRUPTED:
-            assert_ended(outcome, {hurt: fault.error, "sender 0": MiniRLError}, HARMED)
+        assert_ended(outcome, dict.fromkeys(("sender 0", "receiver 0", "receiver 1"), MiniRLError))
+        error = outcome.errors[hurt]
+        assert isinstance(error, fault.errors), describe(outcome)
+        assert hook.named_in(error, HARMED), f"{HARMED!r} is not named in {error!r}"
+        # A sender whose own deadline ends first knows for whom it waited.
+        told = outcome.errors["sender 0"]
+        assert hook.named_in(told, HARMED) or "receiver" in str(told), f"nothing is named: {told!r}"
         assert_drained(outcome, PLENTY, (0, 1))
         case.dirty = True
         assert_arrived(case.group().sync(SMALL), SMALL, XXH3_128)
@@ -181,6 +198,11 @@ def _sync(group: TransferGroup, case: CheckpointCase, name: str, mishap: Mishap)
 
 def _others(*names: str, error: type[MiniRLError]) -> dict[str, type[MiniRLError]]:
     return dict.fromkeys(names, error)
+
+
+def _receivers(count: int, dead: int, error: type[MiniRLError]) -> dict[str, type[MiniRLError]]:
+    """Those that are left."""
+    return _others(*(f"receiver {rank}" for rank in range(count) if rank != dead), error=error)
 
 
 def _assert_goes_on(case: CheckpointCase) -> None:

@@ -1,15 +1,22 @@
 """Damage to a backend's own transport, which only the backend knows how to do."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rl_core.errors import DigestMismatchError, MiniRLError
+from rl_core.errors import (
+    DigestMismatchError,
+    ManifestMismatchError,
+    MiniRLError,
+    TransferTimeoutError,
+)
 
 
 class CheckpointFault(StrEnum):
     """Kinds of damage between packing and loading.
 
-    Each value says what happens; `error` is what the receiver must end with.
+    Each value says what happens; `errors` are those that the receiver may end with. Each must name
+    the tensor, or what carried it: that time is up says nothing about what is damaged.
     """
 
     CORRUPTED = "a byte of the tensor is flipped after its digest was taken"
@@ -17,9 +24,12 @@ class CheckpointFault(StrEnum):
     MISSING = "the bucket or file that carries the tensor never arrives"
 
     @property
-    def error(self) -> type[MiniRLError]:
-        """What the receiver must end with."""
-        return DigestMismatchError if self is CheckpointFault.CORRUPTED else MiniRLError
+    def errors(self) -> tuple[type[MiniRLError], ...]:
+        """What the receiver may end with; only what never comes may be waited for in vain."""
+        found: tuple[type[MiniRLError], ...] = (DigestMismatchError,)
+        if self is not CheckpointFault.CORRUPTED:
+            found = (*found, ManifestMismatchError)
+        return (*found, TransferTimeoutError) if self is CheckpointFault.MISSING else found
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,15 @@ class FaultHook:
         function: `module:name` or `/path/of/file.py:name` of a function called there with the
             connected engine and the name of the tensor to harm, once, before the transfer; it
             arranges that the damage happens during the transfer.
+        carrier: regular expression for what carries the tensor, such as the name of a file, if an
+            error may name that instead of the tensor.
     """
 
     member: str
     function: str
+    carrier: str | None = None
+
+    def named_in(self, error: BaseException, tensor: str) -> bool:
+        """Whether an error names the tensor that was harmed, or what carried it."""
+        carried = self.carrier is not None and re.search(self.carrier, str(error)) is not None
+        return carried or repr(tensor) in str(error)

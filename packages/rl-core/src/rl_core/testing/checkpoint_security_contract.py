@@ -46,8 +46,9 @@ class SecurityContract(Contract, contract=True):
         """Send what no member would send to the control endpoint of a rank.
 
         This one knows `tcp:host:port`, `tcp://host:port` and `unix:name` and writes the bytes to
-        a plain connection. A backend whose protocol has frames overrides it and forges well-formed
-        frames with these contents, replayed and with wrong authentication.
+        a plain connection. Messages that are well formed are forged by `ChannelContract`, for
+        engines over `rl_core.transfer`; a backend with another protocol overrides this and forges
+        frames of its own with these contents, replayed and with wrong authentication.
         """
         with contextlib.suppress(OSError), _connection(endpoint.address) as connection:
             connection.settimeout(2)

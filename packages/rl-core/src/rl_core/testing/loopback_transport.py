@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_core.errors import TransferError
+from rl_core.errors import ManifestMismatchError, TransferError
 from rl_core.transfer.engine import StreamingEngine
 from rl_core.transfer.transport import Inlet, Outlet, Transport, TransportError
 from rl_core.transfer.watch import POLL_S
@@ -118,15 +118,25 @@ class LoopbackInlet(Inlet):
         buffer = torch.empty(self._plan.bucket_bytes, dtype=torch.uint8)
         for segment in self._plan.buckets[bucket].segments:
             if segment.nbytes:
-                buffer[segment.offset : segment.offset + segment.nbytes] = self._take()
+                buffer[segment.offset : segment.offset + segment.nbytes] = self.take(segment)
         return buffer
 
-    def _take(self) -> torch.Tensor:
+    def take(self, segment: Segment) -> torch.Tensor:
+        """The bytes of a segment; ManifestMismatchError naming its tensors if they are too few."""
+        names = ", ".join(repr(part.meta.name) for part in segment.parts)
+        data = self.next(f"the segment of bucket {segment.bucket} with {names}")
+        if len(data) != segment.nbytes:
+            msg = f"the segment with {names} has {len(data)} bytes, not {segment.nbytes}"
+            raise ManifestMismatchError(msg)
+        return data
+
+    def next(self, what: str) -> torch.Tensor:
+        """Whatever comes next; `what` is waited for."""
         while True:
             try:
                 return self._line.get(timeout=POLL_S)
             except queue.Empty:
-                self._watch.check("a segment")
+                self._watch.check(what)
 
 
 class LoopbackEngine(StreamingEngine):

@@ -13,6 +13,9 @@ from rl_core.transfer.messages import Failed, Message
 FAREWELL_S = 2.0
 """Seconds given to telling a peer about a failure."""
 
+LAST_WORDS_S = 0.5
+"""Seconds given to reading what a peer said before the deadline passed: it may say why."""
+
 T = TypeVar("T")
 
 
@@ -57,8 +60,9 @@ class ControlEnd:
         if self._lost is None and self._channel.fileno() < 0:
             self._lost = PeerLostError(f"{self.peer} went away: the connection was closed")
         while self._lost is None and self._channel.poll(0):
+            patience = Deadline.after(max(deadline.remaining(), LAST_WORDS_S))
             try:
-                self._inbox.append(self._receive(deadline))
+                self._inbox.append(self._receive(patience))
             except PeerLostError as error:
                 self._lost = error
 
@@ -105,8 +109,8 @@ class ControlEnd:
     def _receive(self, deadline: Deadline) -> Any:
         try:
             message = self._channel.receive(deadline)
-        except TransferTimeoutError:
-            raise
+        except TransferTimeoutError as error:
+            raise TransferTimeoutError(f"{self.peer}: {error}") from error
         except TransferError as error:
             raise PeerLostError(f"{self.peer} went away: {error}") from error
         except MessageError as error:

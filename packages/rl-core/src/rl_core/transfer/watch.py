@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from rl_core.deadlines import CancelToken, Deadline
+from rl_core.errors import TransferTimeoutError
 
 POLL_S = 0.02
 """Seconds between two looks at a `Watch` in a wait that cannot be woken otherwise."""
@@ -30,12 +31,17 @@ class Watch:
         """Raise the reason to stop waiting for `what`, if there is one.
 
         Errors: LifecycleError (cancelled), the error that a peer reported, TransferError (a peer
-        is gone), TransferTimeoutError.
+        is gone), TransferTimeoutError (here or at a peer; it says what was waited for here).
         """
         for token in self._tokens:
             token.check()
         if self._news is not None:
-            self._news()
+            try:
+                self._news()
+            except TransferTimeoutError as late:
+                # Deadlines end together; whoever waits for bytes knows best which did not come.
+                msg = f"deadline passed while waiting for {what} ({late})"
+                raise TransferTimeoutError(msg).counting(late.counts) from late
         self.deadline.check(what)
 
     def hearing(self, news: Callable[[], None]) -> "Watch":

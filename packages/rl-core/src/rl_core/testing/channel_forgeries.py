@@ -1,0 +1,152 @@
+"""Messages that are well framed and not what they should be, made inside one member's process.
+
+For engines whose control plane is `rl_core.transfer`. Each function gets the connected engine and
+changes what it says once; `FORGERIES` tells what its peers must make of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rl_core.errors import (
+    ManifestMismatchError,
+    MessageError,
+    MiniRLError,
+    StaleVersionError,
+)
+from rl_core.transfer.messages import Begin, End, Go
+from rl_core.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rl_core.channel import Channel
+    from rl_core.deadlines import Deadline
+    from rl_core.interfaces import CheckpointEngine
+
+BOTH = ("sender 0", "receiver 0")
+SENDER = ("sender 0",)
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """One way to lie.
+
+    Attributes:
+        function: `module:name`, called in the member's process with the engine and a text.
+        members: who can tell this lie.
+        error: what the member that hears it must end with.
+        says: text that this error must contain.
+    """
+
+    function: str
+    members: tuple[str, ...]
+    error: type[MiniRLError]
+    says: str
+
+
+def wrongly_signed(engine: CheckpointEngine, _: str) -> None:
+    """The second message from now on is signed with another key."""
+    _signed_otherwise(engine, lambda mac, out, number, data: mac(out, number, data)[::-1])
+
+
+def out_of_sequence(engine: CheckpointEngine, _: str) -> None:
+    """It has the number of the message after it, as if one had been left out."""
+    _signed_otherwise(engine, lambda mac, out, number, data: mac(out, number + 1, data))
+
+
+def replayed(engine: CheckpointEngine, _: str) -> None:
+    """It comes twice, byte for byte."""
+    channel = _channel(engine)
+    due, send_all = channel._sent + 2, channel._send_all
+
+    def twice(data: bytes, deadline: Deadline) -> None:
+        send_all(data, deadline)
+        if channel._sent == due:
+            send_all(data, deadline)
+
+    channel._send_all = twice  # type: ignore[method-assign]
+
+
+def other_epoch(engine: CheckpointEngine, _: str) -> None:
+    """The announcement is signed well, and is of an epoch that is over."""
+
+    def older(message: Any) -> list[Any]:
+        if not isinstance(message, Begin):
+            return [message]
+        manifest = msgspec.structs.replace(message.manifest, version=PolicyVersion(0, 0))
+        return [msgspec.structs.replace(message, manifest=manifest)]
+
+    _said_otherwise(engine, older)
+
+
+def other_version_at_the_end(engine: CheckpointEngine, _: str) -> None:
+    """The trailer is signed well, and closes another version than the one announced."""
+
+    def foreign(message: Any) -> list[Any]:
+        if not isinstance(message, End):
+            return [message]
+        trailer = msgspec.structs.replace(message.trailer, version=PolicyVersion(0, 0))
+        return [End(trailer)]
+
+    _said_otherwise(engine, foreign)
+
+
+def announced_twice(engine: CheckpointEngine, _: str) -> None:
+    """Once all have agreed, the version is announced again, as a second sender would."""
+    announced: list[Begin] = []
+
+    def again(message: Any) -> list[Any]:
+        if isinstance(message, Begin):
+            announced.append(message)
+        return [message, *announced] if isinstance(message, Go) else [message]
+
+    _said_otherwise(engine, again)
+
+
+_UNAUTHENTIC = "not authentic or out of order"
+FORGERIES = {
+    forgery.function.rpartition(":")[2]: forgery
+    for forgery in (
+        Forgery(f"{__name__}:wrongly_signed", BOTH, MessageError, _UNAUTHENTIC),
+        Forgery(f"{__name__}:out_of_sequence", BOTH, MessageError, _UNAUTHENTIC),
+        Forgery(f"{__name__}:replayed", BOTH, MessageError, _UNAUTHENTIC),
+        Forgery(f"{__name__}:other_epoch", SENDER, StaleVersionError, "e0.s0"),
+        Forgery(f"{__name__}:other_version_at_the_end", SENDER, ManifestMismatchError, "e0.s0"),
+        Forgery(f"{__name__}:announced_twice", SENDER, MessageError, "sent Begin"),
+    )
+}
+"""All lies by name."""
+
+
+def _channel(engine: Any) -> Channel:
+    """A receiver's connection to the sender, or the sender's to the first receiver."""
+    end = engine._link._end if engine._link else engine._peers._ends[1]
+    channel: Channel = end._channel
+    return channel
+
+
+def _signed_otherwise(engine: CheckpointEngine, sign: Callable[..., bytes]) -> None:
+    channel = _channel(engine)
+    due, mac = channel._sent + 1, channel._mac
+
+    def signed(direction: bytes, number: int, payload: bytes) -> bytes:
+        if direction == channel._out and number == due:
+            return sign(mac, direction, number, payload)
+        return mac(direction, number, payload)
+
+    channel._mac = signed  # type: ignore[method-assign]
+
+
+def _said_otherwise(engine: CheckpointEngine, change: Callable[[Any], list[Any]]) -> None:
+    channel = _channel(engine)
+    send = channel.send
+
+    def sending(message: Any, deadline: Deadline) -> None:
+        for said in change(message):
+            send(said, deadline)
+
+    channel.send = sending  # type: ignore[method-assign]
