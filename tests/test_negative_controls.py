@@ -1,54 +1,73 @@
-"""If the samples came from anywhere but the synced engine, these runs would learn as well."""
+"""If the samples came from anywhere but the synced engine, these controls would learn as well.
+
+A run without a learning rate, one without syncs, and a healthy one of the same length, one after
+the other in one run of `phased_run.py`: what differs between them is one switch, and what is
+common to them is everything else.
+"""
 
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-
-from minirl.tiny_model import ensure_tiny_model
+from phases import FROZEN, HEALTHY, STEPS, UNSYNCED
 
 pytestmark = pytest.mark.engine
 
-STEPS = 24
-SHORT = (
-    f"trainer.total_training_steps={STEPS}",
-    # As long as this at a constant rate, and a healthy run is far above 0.3 (README of the app).
-    "actor.optimizer_config.lr_scheduler_type=constant",
-    "data.eval_size=0",
-)
-VERIFIED = "checkpoint_engine.debug.verify_light_transfer=true"
+TESTS = Path(__file__).parent
+UNTRAINED, TRAINED = 0.3, 0.8
 
 
-def trained_differs(run):
-    """Whether the saved policy is another one than the run started from."""
-    start = load_file(ensure_tiny_model() / "model.safetensors")
-    end = load_file(run.run_dir / "checkpoints" / "final" / "model.safetensors")
-    assert start.keys() == end.keys()
-    return any((start[name] != end[name]).any() for name in start)
-
-
-def test_with_a_learning_rate_of_zero_nothing_is_learned(runner):
-    run = runner.complete("actor.optimizer_config.lr=0", VERIFIED, *SHORT)
-    assert run.code == 0, run.log
-    assert all(line["reward/mean"] <= 0.3 for line in run.metrics)
-    digests = {sync["weights_digest"] for sync in run.summary["syncs"]}
-    assert len(digests) == 1
-    assert None not in digests
-    assert not trained_differs(run)
-
-
-def test_without_syncs_after_the_first_the_policy_moves_but_the_samples_do_not(runner):
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_only_an_engine_that_is_trained_and_synced_gives_better_samples(runner, engine):
     run = runner.complete(
-        "rollout.free_cache_engine=false",
-        *SHORT,
-        program=Path(__file__).parent / "suppressed_syncs.py",
+        f"rollout.name={engine}",
+        f"trainer.total_training_steps={STEPS}",
+        f"reward.path={TESTS / 'digits_reward.py'}",
+        "actor.optimizer_config.lr_scheduler_type=constant",
+        "actor.optimizer_config.warmup_steps=0",
+        "algorithm.ppo_mini_batch_size=64",
+        "checkpoint_engine.debug.verify_light_transfer=true",
+        "data.eval_size=0",
+        program=TESTS / "phased_run.py",
     )
     assert run.code == 0, run.log
-    assert all(line["reward/mean"] <= 0.3 for line in run.metrics)
-    assert trained_differs(run)
-    differences = [line["rollout_train_logprob_diff/mean"] for line in run.metrics]
+    frozen, unsynced, healthy = (
+        [run.metrics[step - 1] for step in phase] for phase in (FROZEN, UNSYNCED, HEALTHY)
+    )
+    check_frozen(run, frozen)
+    check_unsynced(run, unsynced)
+    check_healthy(run, healthy)
+
+
+def check_frozen(run, lines):
+    """Synced in every step, never changed, nothing learned."""
+    assert {line["lr"] for line in lines} == {0}
+    assert [line["policy_version"] for line in lines] == [f"e1.s{step - 1}" for step in FROZEN]
+    assert all(line["reward/mean"] <= UNTRAINED for line in lines)
+    digests = {sync["weights_digest"] for sync in run.summary["syncs"][: len(FROZEN) + 1]}
+    assert len(digests) == 1
+    assert None not in digests
+
+
+def check_unsynced(run, lines):
+    """The policy moves away; the samples are those of the policy that was synced last."""
+    assert all(line["lr"] > 0 for line in lines)
+    served = f"e1.s{FROZEN[-1]}"
+    assert {line["policy_version"] for line in lines} == {served}
+    samples = [item for item in run.trajectories if item["index"] // 256 + 1 in UNSYNCED]
+    assert {span[0] for item in samples for span in item["policy_version_spans"]} == {served}
+    assert all(line["reward/mean"] <= UNTRAINED for line in lines)
+    differences = [line["rollout_train_logprob_diff/mean"] for line in lines]
     assert differences[0] <= 1e-5
-    assert differences[-1] > 1e-2
-    assert {span[0] for item in run.trajectories for span in item["policy_version_spans"]} == {
-        "e1.s0"
-    }
+    assert min(differences[1:]) > 1e-2
+    assert differences[-1] > 2 * differences[1]
+
+
+def check_healthy(run, lines):
+    """The first sync brings what was learned meanwhile, and learning goes on."""
+    assert [line["policy_version"] for line in lines] == [f"e1.s{step - 1}" for step in HEALTHY]
+    assert all(line["reward/mean"] > UNTRAINED for line in lines)
+    assert lines[-1]["reward/mean"] >= TRAINED
+    assert all(line["rollout_train_logprob_diff/mean"] <= 1e-5 for line in lines)
+    # The last one of the frozen weights, then a new set in every sync.
+    digests = [sync["weights_digest"] for sync in run.summary["syncs"][len(FROZEN) :]]
+    assert len(digests) == len(set(digests)) == len(HEALTHY) + 2
