@@ -91,7 +91,10 @@ def test_a_command_line_of_its_own(runner):
         ("trainer.sed=1", ["trainer.sed", "trainer.seed"]),
         ("trainer.seed=many", ["trainer.seed", "many"]),
         ("trainer.seed=???", ["trainer.seed"]),
-        ("trainer.seed=${nothing}", ["nothing"]),
+        ("trainer.seed=${nothing}", ["trainer.seed", "nothing"]),
+        ("trainer.seed=-1", ["trainer.seed=-1", "at least 0"]),
+        ("algorithm.ppo_mini_batch_size=0", ["algorithm.ppo_mini_batch_size=0"]),
+        ("rollout.local_path=/no/model", ["rollout.local_path=/no/model", "config.json"]),
         ("data.reasoning_gym=5", ["data.reasoning_gym", "name"]),
         ("rollout.temperature=0", ["rollout.temperature", "greater than 0"]),
         ("rollout.kv_cache_memory_gb=nan", ["rollout.kv_cache_memory_gb", "finite"]),
@@ -132,9 +135,34 @@ def test_a_model_directory_that_cannot_be_loaded(refused, broken_models, name, p
     assert part in line
 
 
-def test_a_broken_line_of_a_prompt_file_is_named(refused, tmp_path):
+def test_an_engine_that_would_load_another_model(refused, broken_models):
+    line = refused(f"rollout.local_path={broken_models['narrow']}")
+    assert "rollout.local_path" in line
+    assert "hidden_size is 96, the model that is trained has 192" in line
+
+
+def test_an_exchange_directory_that_cannot_be_written(refused):
+    line = refused(
+        "config=separate",
+        "checkpoint_engine.backend=disk",
+        "checkpoint_engine.root_dir=/dev/null/exchange",
+    )
+    assert "checkpoint_engine.root_dir=/dev/null/exchange" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "part"), [(b"\xff\xfe\0", "mine.yaml: "), (b"trainer:\n  {", "mine.yaml:3: ")]
+)
+def test_a_preset_that_cannot_be_read(refused, tmp_path, content, part):
+    preset = tmp_path / "mine.yaml"
+    preset.write_bytes(content)
+    assert part in refused(f"config={preset}")
+
+
+@pytest.mark.parametrize("broken", ['{"prompt": ', "[" * 3000], ids=["cut off", "nested"])
+def test_a_broken_line_of_a_prompt_file_is_named(refused, tmp_path, broken):
     prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": "say 1:"}), json.dumps({"prompt": "say 2:"}), '{"prompt": ']
+    lines = [json.dumps({"prompt": "say 1:"}), json.dumps({"prompt": "say 2:"}), broken]
     prompts.write_text("\n".join(lines))
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n")

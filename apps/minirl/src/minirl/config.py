@@ -4,8 +4,10 @@ The dataclasses below are the whole schema; a key exists only once it works. `lo
 the layers with OmegaConf and turns every mistake into one line (`ConfigError`).
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,15 @@ from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
 PRESETS = Path(__file__).parent / "configs"
+_PATHS = (
+    "actor.model_config.local_path",
+    "rollout.local_path",
+    "checkpoint_engine.root_dir",
+    "trainer.run_dir",
+    "data.path",
+    "data.eval_path",
+    "reward.path",
+)
 _OPEN_KEYS = ("rollout.engine_kwargs", "checkpoint_engine.options", "data.reasoning_gym")
 
 
@@ -243,8 +254,20 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
         OmegaConf.resolve(merged)
         config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{key}{_one_line(error)}") from error
+    _expand_home(config)
     return config
+
+
+def _expand_home(config: MiniRLConfig) -> None:
+    """A shell leaves the `~` of key=~/path as it is."""
+    for key in _PATHS:
+        *sections, name = key.split(".")
+        node = reduce(getattr, sections, cast("Any", config))
+        value = getattr(node, name)
+        if value is not None:
+            setattr(node, name, os.path.expanduser(value))
 
 
 def as_yaml(config: MiniRLConfig) -> str:
@@ -260,8 +283,8 @@ def _read_preset(name: str) -> DictConfig:
         known = sorted(file.stem for file in PRESETS.glob("*.yaml"))
         msg = f"config={name}: no such preset; known: {', '.join(known)} (or a path to a .yaml)"
         raise ConfigError(msg) from None
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"config={name}: {_one_line(error)}") from error
+    except (OSError, UnicodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"config={name}{_place(error)}: {_one_line(error)}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"config={name}: the file holds no mapping")
     return loaded
@@ -323,6 +346,12 @@ def _given_keys(node: Any, prefix: str) -> Iterator[str]:
         yield key
         if key not in _OPEN_KEYS:
             yield from _given_keys(value, f"{key}.")
+
+
+def _place(error: Exception) -> str:
+    """`:LINE` where a YAML error says it."""
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
 
 
 def _one_line(error: Exception) -> str:

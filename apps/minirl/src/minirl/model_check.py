@@ -11,21 +11,53 @@ _KEY = "actor.model_config.local_path"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
+_SIZES = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+
+
 def check_model(path: Path, config: MiniRLConfig) -> None:
     """ConfigError if the model cannot be trained or served as the configuration says."""
-    try:
-        model = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{_KEY}={path}: config.json cannot be read: {error}") from error
-    if not isinstance(model, dict):
-        raise ConfigError(f"{_KEY}={path}: config.json holds no mapping")
+    model = _read(path, _KEY)
     _check_kind(model, path)
     _check_length(model, config)
     _check_heads(model, config.rollout.tensor_model_parallel_size)
 
 
+def check_same_model(trained: Path, served: Path) -> None:
+    """ConfigError if the weights of one directory's model cannot be loaded into the other's."""
+    key = "rollout.local_path"
+    mine, theirs = _read(trained, _KEY), _read(served, key)
+    for name in _SIZES:
+        if mine.get(name) != theirs.get(name):
+            msg = (
+                f"{key}={served}: {name} is {theirs.get(name)}, the model that is trained has "
+                f"{mine.get(name)}; leave {key} out, or give a directory of the same model"
+            )
+            raise ConfigError(msg)
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    try:
+        model = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{key}={path}: config.json cannot be read: {error}") from error
+    if not isinstance(model, dict):
+        raise ConfigError(f"{key}={path}: config.json holds no mapping")
+    return model
+
+
 def _check_kind(model: dict[str, Any], path: Path) -> None:
     names = model.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{_KEY}={path}: architectures in config.json is no list of names")
     if names and not any("CausalLM" in name or "LMHead" in name for name in names):
         msg = f"{_KEY}={path}: {', '.join(names)} is no causal language model"
         raise ConfigError(msg)

@@ -7,11 +7,14 @@ from minirl.tiny_model import ensure_tiny_model
 from rl_core.errors import ConfigError
 
 
-def resolve_model(local_path: str | None) -> tuple[Path, bool]:
+def resolve_model(
+    local_path: str | None, key: str = "actor.model_config.local_path"
+) -> tuple[Path, bool]:
     """The model directory, and whether it is the embedded model.
 
     Args:
         local_path: a directory; `smollm2` for the fetched one; None for the embedded model.
+        key: that it was given for, for messages.
     """
     if local_path is None:
         return ensure_tiny_model(), True
@@ -24,8 +27,8 @@ def resolve_model(local_path: str | None) -> tuple[Path, bool]:
     path = Path(local_path)
     if not (path / "config.json").is_file():
         msg = (
-            f"actor.model_config.local_path={local_path}: no config.json there; give the "
-            "directory of a Hugging Face causal language model"
+            f"{key}={local_path}: no config.json there; give the directory of a Hugging Face "
+            "causal language model"
         )
         raise ConfigError(msg)
     return path.resolve(), False

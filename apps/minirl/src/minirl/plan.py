@@ -8,7 +8,7 @@ from typing import Any
 from minirl.config import CheckpointEngineConfig, MiniRLConfig
 from minirl.devices import detect_device
 from minirl.memory_budget import check_memory
-from minirl.model_check import check_model
+from minirl.model_check import check_model, check_same_model
 from minirl.models import resolve_model
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
@@ -29,6 +29,7 @@ _AT_LEAST: dict[str, float] = {
     "cluster.actor.n_gpus_per_node": 1,
     "cluster.actor.nnodes": 1,
     "cluster.rollout.nnodes": 1,
+    "checkpoint_engine.update_weights_bucket_megabytes": 0.001,
     "actor.engine_config.fsdp_size": 1,
     "actor.engine_config.ppo_max_token_len_per_gpu": 1,
     "actor.optimizer_config.lr": 0,
@@ -36,6 +37,7 @@ _AT_LEAST: dict[str, float] = {
     "actor.optimizer_config.weight_decay": 0,
     "rollout.tensor_model_parallel_size": 1,
     "rollout.max_completion_length": 1,
+    "trainer.seed": 0,
     "trainer.total_training_steps": 1,
     "trainer.sync_freq": 1,
     "trainer.save_freq": 0,
@@ -51,7 +53,6 @@ _POSITIVE = (
     "actor.optimizer_config.max_grad_norm",
     "rollout.temperature",
     "rollout.start_timeout_s",
-    "checkpoint_engine.update_weights_bucket_megabytes",
     "checkpoint_engine.timeout_s",
     "algorithm.clip_ratio",
     "reward.timeout_s",
@@ -153,6 +154,8 @@ def _check_values(config: MiniRLConfig) -> None:
     for key in _POSITIVE:
         if _value(config, key) <= 0:
             raise ConfigError(f"{key}={_value(config, key)}: must be greater than 0")
+    if config.trainer.seed >= 1 << 32:
+        raise ConfigError(f"trainer.seed={config.trainer.seed}: must be below 2^32")
     if not 0 < config.rollout.top_p <= 1:
         raise ConfigError(f"rollout.top_p={config.rollout.top_p}: must be in (0, 1]")
     if config.rollout.top_k != -1 and config.rollout.top_k < 1:
@@ -239,8 +242,9 @@ def _check_batches(config: MiniRLConfig, actor_world: int) -> None:
         )
         raise ConfigError(msg)
     samples = config.data.train_batch_size * config.data.num_generations
-    mini_batch = config.algorithm.ppo_mini_batch_size or samples
-    if samples % mini_batch or mini_batch % actor_world:
+    mini_batch = config.algorithm.ppo_mini_batch_size
+    mini_batch = samples if mini_batch is None else mini_batch
+    if mini_batch < 1 or samples % mini_batch or mini_batch % actor_world:
         msg = (
             f"algorithm.ppo_mini_batch_size={mini_batch} must divide the {samples} samples of a "
             f"step (data.train_batch_size x data.num_generations) and be a multiple of the "
@@ -279,7 +283,9 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
 def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     rollout = config.rollout
     if rollout.local_path not in (None, config.actor.model_config.local_path):
-        model_path, _ = resolve_model(rollout.local_path)
+        served, _ = resolve_model(rollout.local_path, "rollout.local_path")
+        check_same_model(model_path, served)
+        model_path = served
     return {
         "local_path": str(model_path),
         "dtype": rollout.dtype,
@@ -306,7 +312,12 @@ def _transfer_options(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     common = {"root_dir": section.root_dir, "model_dir": str(model_path)}
     given = {key: value for key, value in common.items() if key in known}
     options = {**given, **section.options}
-    plugins.build_config(config_cls, options, "checkpoint_engine.options")
+    typed = plugins.build_config(config_cls, options, "checkpoint_engine.options")
+    if isinstance(typed, SupportsFileCheck):
+        try:
+            typed.check_files()
+        except ConfigError as error:
+            raise ConfigError(f"checkpoint_engine.{error}") from error
     return options
 
 

@@ -63,7 +63,7 @@ def read_prompt_file(path: Path, prompt_key: str) -> list[RawPrompt]:
         origin = f"{path}:{number}"
         try:
             record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{origin}: not a JSON object: {error}") from error
         prompt = _parse(record, prompt_key, len(prompts), origin)
         if prompts and prompt.is_chat != prompts[0].is_chat:

@@ -1,5 +1,6 @@
 """Options of the disk engine (`checkpoint_engine.options`)."""
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,3 +35,17 @@ class DiskConfig:
         if not self.max_shard_megabytes > 0:
             msg = f"max_shard_megabytes must be positive, not {self.max_shard_megabytes}"
             raise ConfigError(msg)
+
+    def check_files(self) -> Path:
+        """Directory, `root_dir` or the nearest above it that exists, in which one can write.
+
+        ConfigError if one cannot. For the program that starts senders on its own host.
+        """
+        root = Path(self.root_dir)
+        existing = next(path for path in (root, *root.parents) if path.exists())
+        try:
+            tempfile.TemporaryFile(dir=existing).close()
+        except OSError as error:
+            msg = f"root_dir={self.root_dir}: cannot write to {existing}: {error.strerror}"
+            raise ConfigError(msg) from error
+        return existing
