@@ -1,14 +1,15 @@
 """Compare generation after many weight syncs with generation after the first, in one engine each.
 
     uv run tools/generation_speed.py
-    uv run tools/generation_speed.py sglang --cycles 20 --rounds 15
+    uv run tools/generation_speed.py sglang --cycles 20 --rounds 100
 
 Two replicas of an engine run side by side with the embedded model. Both are given weights once;
 then one of them goes through N cycles of release, resume, sync and a short generation. After that
 both complete the same seeded batches, turn by turn, so that what else the machine does falls on
-both alike. Reported are medians of seconds, and of the CPU seconds of the replica's processes, over
-the rounds in which nothing else used more than a twentieth of the machine (over all, if those are
-few), and what the cycled replica's processes hold before and after (PSS).
+both alike. Reported are the median of the seconds and the mean of the CPU seconds of the replica's
+processes (which the kernel counts in hundredths), over the rounds in which nothing else used more
+than a twentieth of the machine (over all, if those are few), and what the cycled replica's
+processes hold before and after (PSS). `--cycles 0` tells how much two fresh ones differ.
 
 Exit code 1 if the CPU seconds differ by more than 10 % or memory grew by more than 16 MB.
 """
@@ -137,9 +138,10 @@ def compare(engine: str, cycles: int, rounds: int, directory: Path) -> bool:
     with replicas(engine, directory) as (fresh, cycled):
         fresh.generate(0)
         cycled.generate(0)
-        cycled.cycle(SETTLED)
+        settling = min(SETTLED, cycles)
+        cycled.cycle(settling)
         before = cycled.memory()
-        cycled.cycle(cycles - SETTLED)
+        cycled.cycle(cycles - settling)
         grown = cycled.memory() - before
         pairs = []
         for number in range(1, rounds + 1):
@@ -153,16 +155,14 @@ def _report(engine: str, cycles: int, pairs: list[tuple[Cost, Cost]], grown: int
     quiet = [pair for pair in pairs if max(cost.others for cost in pair) <= QUIET]
     counted = quiet if len(quiet) >= FEW else pairs
     change = {}
-    for what in ("seconds", "cpu"):
-        before, after = (
-            statistics.median(getattr(pair[side], what) for pair in counted) for side in (0, 1)
-        )
+    for what, middle in (("seconds", statistics.median), ("cpu", statistics.fmean)):
+        before, after = (middle([getattr(pair[side], what) for pair in counted]) for side in (0, 1))
         change[what] = after / before - 1
         name = "seconds" if what == "seconds" else "CPU seconds"
         _say(engine, f"{name}: {before:.3f} fresh, {after:.3f} after {cycles} cycles", change[what])
-    noisy = "" if counted is quiet else ", none of them quiet enough alone"
+    noisy = "" if counted is quiet else f", only {len(quiet)} of them quiet"
     sys.stdout.write(f"{engine:6}  {len(counted)} of {len(pairs)} rounds counted{noisy}; ")
-    sys.stdout.write(f"memory grew by {grown / 1e6:.1f} MB in {cycles - SETTLED} cycles\n")
+    sys.stdout.write(f"memory grew by {grown / 1e6:.1f} MB in {max(0, cycles - SETTLED)} cycles\n")
     sys.stdout.flush()
     return abs(change["cpu"]) <= SPEED_LIMIT and grown <= MEMORY_LIMIT
 
@@ -176,7 +176,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="*", default=ENGINES, metavar="ENGINE")
     parser.add_argument("--cycles", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
     good = True
     for engine in arguments.engines:
