@@ -80,7 +80,11 @@ BROKEN = {
     "no type": (lambda path: rewrite(path, lambda c: c.pop("model_type")), "names no model_type"),
     "unknown": (
         lambda path: rewrite(path, lambda c: c.update(model_type="nonesuch")),
-        "no causal language model known to transformers",
+        "no causal language model known to",
+    ),
+    "no count": (
+        lambda path: rewrite(path, lambda c: c.update(num_attention_heads=0)),
+        "num_attention_heads=0",
     ),
     "wrong value": (
         lambda path: rewrite(path, lambda c: c.update(rms_norm_eps="small")),

@@ -39,9 +39,9 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
     free = psutil.virtual_memory().available
     if need > free:
         msg = (
-            f"rollout.kv_cache_memory_gb={kv_gb}: {replicas} engines ({engines / _GB:.1f} GB), "
-            f"buckets ({buckets / _GB:.1f} GB) and {actor_world} actor ranks "
-            f"({actors / _GB:.1f} GB) need {need / _GB:.1f} GB, {free / _GB:.1f} GB are free; "
-            "lower kv_cache_memory_gb, the number of replicas, or the bucket size"
+            f"not enough memory: {replicas} engines with rollout.kv_cache_memory_gb={kv_gb} "
+            f"({engines / _GB:.1f} GB), buckets ({buckets / _GB:.1f} GB) and {actor_world} actor "
+            f"ranks ({actors / _GB:.1f} GB) need {need / _GB:.1f} GB, {free / _GB:.1f} GB are "
+            "free; lower kv_cache_memory_gb, the number of replicas, or the bucket size"
         )
         raise ConfigError(msg)

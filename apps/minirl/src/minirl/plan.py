@@ -190,6 +190,8 @@ def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
     tp_size = config.rollout.tensor_model_parallel_size
     fused = config.cluster.mode == "fused"
     per_node = config.cluster.rollout.n_gpus_per_node
+    if per_node is not None and per_node < 1:
+        raise ConfigError(f"cluster.rollout.n_gpus_per_node={per_node}: must be at least 1")
     if per_node is None:
         world = actor_world if fused and device != "cpu" else tp_size
     else:

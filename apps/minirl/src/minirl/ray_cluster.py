@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ray
 
+from minirl import ray_watch
 from minirl.bounded import bounded
 from minirl.config import ClusterConfig
 from minirl.interruption import deferred
@@ -98,9 +99,11 @@ def ray_session(
                 _temp_dir=str(directory),
                 configure_logging=False,
             )
+        ray_watch.watch()
         _logger.info("Ray initialized. %s", kv(address="local", resource=resource_name(device)))
         yield
     finally:
+        ray_watch.forget()
         bounded(ray.shutdown, _STOP_S, "ray.shutdown")
 
 

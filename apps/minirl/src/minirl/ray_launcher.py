@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from minirl import ray_watch
 from minirl.interruption import POLL_S, deferred
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core.errors import MiniRLError, RolloutError, TransferError, in_one_line
@@ -56,7 +57,13 @@ def translated(error: RayError, who: str) -> Exception:
 
 
 def ready(references: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """Results that are there, and those that are not, after a wait of at most `POLL_S`."""
+    """Results that are there, and those that are not, after a wait of at most `POLL_S`.
+
+    MemberDiedError if Ray itself is gone.
+    """
+    lost = ray_watch.dead()
+    if lost is not None:
+        raise MemberDiedError(f"Ray's {lost} died")
     with deferred():
         done, waiting = ray.wait(references, timeout=max(0.0, min(timeout_s, POLL_S)))
     return done, waiting

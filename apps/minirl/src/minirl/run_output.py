@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,7 +64,9 @@ class RunOutput:
                 for name, value in metrics.items()
                 if isinstance(value, int | float) and math.isfinite(value)
             ]
-            self._events.add_event(Event(step=step, summary=Summary(value=values)))
+            self._events.add_event(
+                Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+            )
 
     def write_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
         """Append samples, a line each."""

@@ -4,6 +4,7 @@ The safetensors format: 8 bytes little-endian length of a JSON header, the heade
 shape and byte range), then the bytes (github.com/huggingface/safetensors, "Format").
 """
 
+import importlib.util
 import json
 import re
 import struct
@@ -33,6 +34,14 @@ _DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.weight$")
 _TRAINABLE = ("float16", "bfloat16", "float32", "float64")
@@ -99,8 +108,30 @@ class ModelDirectory:
             raise ConfigError(msg)
         if not any(tensor.dtype in _TRAINABLE for tensor in self.tensors.values()):
             raise ConfigError(f"{self.path} holds no floating-point tensors to train")
+        self._check_numbers()
+        self._check_type()
         self._check_layers()
         self._check_embedding()
+
+    def _check_numbers(self) -> None:
+        for name in _COUNTS:
+            value = self.config.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                msg = f"{self.path / CONFIG_FILE}: {name}={value!r} is no positive integer"
+                raise ConfigError(msg)
+
+    def _check_type(self) -> None:
+        """Look the type up in the tables of transformers, as text: importing them takes seconds."""
+        spec = importlib.util.find_spec("transformers")
+        roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
+        tables = [path for root in roots for path in root.glob("models/auto/*.py")]
+        kind = self.config["model_type"]
+        if tables and not any(f'"{kind}"' in path.read_text("utf-8") for path in tables):
+            msg = (
+                f"{self.path / CONFIG_FILE}: model_type {kind!r} is no causal language model known "
+                "to the transformers that is installed"
+            )
+            raise ConfigError(msg)
 
     def _check_layers(self) -> None:
         """Every layer that config.json counts must be stored, and be described once."""
