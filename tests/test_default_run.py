@@ -2,8 +2,14 @@
 
 import math
 import re
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+
+from start_up import MILESTONES
 
 pytestmark = pytest.mark.engine
 
@@ -55,6 +61,12 @@ def test_the_log_has_its_lines_in_order_and_nothing_else(default_run):
     assert len(steps) == 90
     assert all(re.match(r"\[MiniRL\] \[Step \d+/90\] reward=\S+, loss=\S+, ", s) for s in steps)
     assert [line for line in default_run.lines if not line.startswith("[MiniRL] ")] == []
+
+
+def test_the_milestones_that_start_up_is_measured_by_are_lines_of_it(default_run):
+    for milestone in MILESTONES:
+        expected = milestone.replace("1/1]", "1/90]")
+        assert any(line.startswith(expected) for line in default_run.lines), expected
 
 
 def test_nothing_of_it_is_left_running(default_run):

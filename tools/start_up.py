@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -48,7 +49,7 @@ IMPORTS = {
 def start(engine: str, under_uv: bool, extra: list[str]) -> dict[str, float]:
     """Seconds from the command to each milestone of one run.
 
-    Errors: RuntimeError if the run fails or a milestone is missing.
+    Errors: RuntimeError if the run fails, takes longer than `TIMEOUT_S`, or misses a milestone.
     """
     runner = ["uv", "run"] if under_uv else [sys.executable]
     with tempfile.TemporaryDirectory() as directory:
@@ -63,12 +64,15 @@ def start(engine: str, under_uv: bool, extra: list[str]) -> dict[str, float]:
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
+            # The app ends everything that it started when it is told to.
+            watch = threading.Timer(TIMEOUT_S, process.terminate)
+            watch.start()
             for line in process.stdout or ():
                 lines.append(line)
                 for beginning, name in MILESTONES.items():
                     if line.startswith(beginning):
                         found.setdefault(name, time.monotonic() - begun)
-            process.wait(TIMEOUT_S)
+            watch.cancel()
     if process.returncode != 0 or len(found) != len(MILESTONES):
         msg = f"{' '.join(command)}: exit code {process.returncode}, {''.join(lines[-5:])}"
         raise RuntimeError(msg)

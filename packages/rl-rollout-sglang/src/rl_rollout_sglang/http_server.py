@@ -21,7 +21,6 @@ SERVED = ("/v1/", "/generate", "/tokenize", "/detokenize", "/api/")
 OPEN = frozenset({"/health", "/ping", "/ready", "/model_info", "/get_model_info", "/v1/models"})
 """Paths that are answered whatever the gate says: they compute nothing with the weights."""
 
-START_S = 60.0
 STOP_S = 1
 """Seconds for open connections to end by themselves."""
 POLL_S = 0.01
@@ -74,26 +73,34 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, engine: SglangEngine, gate: ServingGate, host: str) -> "HttpServer":
+    async def start(
+        cls, engine: SglangEngine, gate: ServingGate, host: str, timeout_s: float
+    ) -> "HttpServer":
         """Put SGLang's application around a running engine, and listen.
 
         Args:
             engine: answers the requests.
             gate: decides what is answered.
             host: interface to bind.
+            timeout_s: seconds for the application to come up.
+
+        Errors: LifecycleError if it does not, or ends.
         """
         engine.publish(sglang_http)
         server = cls(GuardedApp(sglang_http.app, gate), host)
         server._task = asyncio.create_task(server._server.serve(sockets=[server._socket]))
-        await server._listening()
+        await server._listening(timeout_s)
         return server
 
-    async def _listening(self) -> None:
+    async def _listening(self, timeout_s: float) -> None:
         """Wait until uvicorn answers; it tells by a flag only."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + timeout_s
         while not self._server.started:
-            if time.monotonic() > end or (self._task is not None and self._task.done()):
-                raise LifecycleError("SGLang's HTTP application did not come up")
+            if self._task is not None and self._task.done():
+                raise LifecycleError("SGLang's HTTP application ended as it came up; see the log")
+            if time.monotonic() > end:
+                msg = f"SGLang's HTTP application did not come up within {timeout_s:.0f} s"
+                raise LifecycleError(f"{msg} (start_timeout_s)")
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:

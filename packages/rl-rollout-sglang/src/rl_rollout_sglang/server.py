@@ -53,7 +53,8 @@ class SglangServer(RolloutServer):
         from rl_rollout_sglang.http_server import HttpServer
 
         running = cast("SglangEngine", engine)
-        return await HttpServer.start(running, gate, self._placement.host)
+        timeout_s = self._config.start_timeout_s
+        return await HttpServer.start(running, gate, self._placement.host, timeout_s)
 
     def _route_logs(self) -> None:
         """Keep what SGLang logs in this process off the root logger, which it would take over."""
