@@ -1,5 +1,6 @@
 """Calls in the wrong order are refused, closing is idempotent, nothing is kept that piles up."""
 
+import time
 from typing import ClassVar
 
 import pytest
@@ -15,6 +16,9 @@ from rl_core.testing.contract import Contract
 
 GROWTH_BYTES = 8 << 20
 """What an allocator may take for itself while nothing accumulates."""
+
+CLOSED_S = 5.0
+"""Native transports close their sockets in threads of their own, after `shutdown` has returned."""
 
 
 class LifecycleContract(Contract, contract=True):
@@ -150,6 +154,9 @@ class LifecycleContract(Contract, contract=True):
         for _ in range(2):
             for member in group.members:
                 member.handle.call("shutdown", timeout=case.deadline_s)
+        end = time.monotonic() + CLOSED_S
+        while any(held.listening for held in _held(group).values()) and time.monotonic() < end:
+            time.sleep(0.1)
         for name, after in _held(group).items():
             assert not after.listening, f"{name} still listens on {after.listening}"
         plenty = many_buckets()
