@@ -145,7 +145,7 @@ def test_group_is_ended_while_it_blocks():
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(make_group, Library("gloo"), store, (0, 2), SECONDS)
-        while not store.check(["port/0"]):  # one after the other: see noticing_listener
+        while not store.check(["address/0"]):  # one after the other: see noticing_listener
             time.sleep(0.01)
         members = [make_group(Library("gloo"), store, (1, 2), SECONDS), first.result()]
     work = members[0].broadcast(torch.zeros(10), SECONDS)  # rank 1, rank 0 never sends
@@ -158,6 +158,20 @@ def test_group_is_ended_while_it_blocks():
     assert server.recv(5) == b"alive"
     for each in (client, server, bystander):
         each.close()
+
+
+def test_an_equal_port_of_another_host_is_not_the_peers():
+    with socket.create_server(("127.0.0.2", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        client = socket.create_connection(("127.0.0.2", port))
+        server = elsewhere.accept()[0]
+    sockets, store = GlooSockets(), dist.HashStore()
+    store.set("address/1", f"127.0.0.1 {port}")
+    sockets.exchange(store, 0, 2)
+    sockets.break_off()
+    with client, server:
+        client.sendall(b"alive")
+        assert server.recv(5) == b"alive"
 
 
 def test_listener_that_cannot_be_told_apart_is_not_guessed():
@@ -173,7 +187,7 @@ def test_listener_that_cannot_be_told_apart_is_not_guessed():
 def test_store_is_on_the_interface_given():
     store, address = serve_store("127.0.0.1", SECONDS)
     port = int(address.rpartition(":")[2])
-    assert (port, "127.0.0.1") in set(_listening())
+    assert ("127.0.0.1", port) in set(_listening())
     store.set("name", "value")
     assert join_store(address, SECONDS).get("name") == b"value"
 

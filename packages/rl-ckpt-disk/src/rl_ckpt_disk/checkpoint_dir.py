@@ -80,7 +80,7 @@ class RunDirectory:
         """
         try:
             old = self.complete()[:-keep_last]
-            leftovers = [path for path in self.path.iterdir() if path.name.startswith(_STAGING)]
+            leftovers = [path for path in self.path.iterdir() if _is_leftover(path)]
             trash = [path for path in self.path.iterdir() if path.name.startswith(_TRASH)]
             for path in (*old, *leftovers):
                 self._remove(path)
@@ -88,6 +88,18 @@ class RunDirectory:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             logger.warning("could not remove old checkpoints from %s: %s", self.path, error)
+
+    def withdraw(self, name: str) -> None:
+        """Take a published directory back whose version did not reach every receiver.
+
+        It counts for nothing any more; while somebody still reads it, its files stay. Never raises.
+        """
+        path = self.path / name
+        try:
+            (path / READY_FILE).unlink(missing_ok=True)
+            self._remove(path)
+        except OSError as error:
+            logger.warning("could not remove the failed checkpoint %s: %s", path, error)
 
     def _remove(self, path: Path) -> None:
         with unless_in_use(path) as free:
@@ -165,6 +177,12 @@ class StagedDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _is_leftover(path: Path) -> bool:
+    """Staged by a writer that died, or withdrawn while it was read."""
+    withdrawn = _NAME.fullmatch(path.name) and not (path / READY_FILE).exists()
+    return path.name.startswith(_STAGING) or bool(withdrawn)
 
 
 def attachments(model_dir: Path) -> list[Path]:

@@ -84,14 +84,21 @@ class Publication:
         finally:
             self._beside.shutdown()
             staged.discard()
-        with self._phases("ack"):
-            self.peers.tell(End(trailer), self.watch)
-            self.peers.gather(Done, self.watch)
-            self.peers.tell(Complete(), self.watch)
+        try:
+            self._hand_over(trailer)
+        except BaseException:
+            self.run.withdraw(name)
+            raise
         self.run.prune(self.config.keep_last)
         seconds = {**self._phases.seconds, "total": time.perf_counter() - begin}
         files = len(layout.shards)
         return TransferReport(trailer.nbytes, files, seconds, trailer.weights_digest)
+
+    def _hand_over(self, trailer: Trailer) -> None:
+        with self._phases("ack"):
+            self.peers.tell(End(trailer), self.watch)
+            self.peers.gather(Done, self.watch)
+            self.peers.tell(Complete(), self.watch)
 
     @property
     def _max_shard_bytes(self) -> int:

@@ -21,50 +21,59 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Address = tuple[str, int]
+"""Host and port."""
+
 
 class GlooSockets:
-    """The connections of one rank in one gloo group, found by the ports of its members."""
+    """The connections of one rank in one gloo group, found by the addresses of its members."""
 
     def __init__(self) -> None:
-        self._port = 0
-        self._peers: set[int] = set()
+        self._own: Address | None = None
+        self._members: set[Address] = set()
 
     @contextmanager
     def noticing_listener(self) -> Iterator[None]:
-        """Around the creation of the gloo device: notice the port that it listens on."""
-        before = {port for port, _ in _listening()}
+        """Around the creation of the gloo device: notice the address that it listens on."""
+        before = set(_listening())
         yield
-        new = {port for port, _ in _listening()} - before
+        new = set(_listening()) - before
         if len(new) == 1:
-            self._port = new.pop()
+            self._own = new.pop()
         else:
             # Another thread opened one too. Then works end by their timeouts only.
             logger.debug("the port of a gloo device could not be told from others: %s", sorted(new))
 
     def exchange(self, store: Store, rank: int, size: int) -> None:
-        """Tell the members this rank's port, and take theirs. Collective."""
-        store.set(f"port/{rank}", str(self._port))
-        self._peers = {int(store.get(f"port/{peer}")) for peer in range(size)} - {0}
+        """Tell the members this rank's address, and take theirs. Collective."""
+        host, port = self._own or ("", 0)
+        store.set(f"address/{rank}", f"{host} {port}")
+        told = (store.get(f"address/{peer}").decode().split(" ") for peer in range(size))
+        self._members = {(host, int(port)) for host, port in told if host}
 
     def break_off(self) -> None:
         """Shut every connection of the group down. Idempotent; never raises."""
         for connection in _sockets():
             with connection:
                 try:
-                    ports = connection.getsockname()[1], connection.getpeername()[1]
-                    if (self._port and ports[0] == self._port) or ports[1] in self._peers:
+                    if self._is_ours(connection):
                         connection.shutdown(socket.SHUT_RDWR)
                 except OSError:  # not connected, or gone meanwhile
                     continue
-        self._port, self._peers = 0, set()
+        self._own, self._members = None, set()
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        # First: the listening socket has no peer, and gloo would not survive its shutdown.
+        peer = connection.getpeername()[:2]
+        return connection.getsockname()[:2] == self._own or peer in self._members
 
 
-def _listening() -> Iterator[tuple[int, str]]:
+def _listening() -> Iterator[Address]:
     for connection in _sockets():
         with connection:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 host, port = connection.getsockname()[:2]
-                yield port, host
+                yield host, port
 
 
 def _sockets() -> Iterator[socket.socket]:

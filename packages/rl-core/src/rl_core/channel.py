@@ -59,8 +59,13 @@ class Listener:
 
     def accept(self, key: bytes, types: Any, deadline: Deadline) -> "Channel":
         """The next peer; one that does not know `key` is dropped with a MessageError."""
-        connection = _within(deadline, self._socket, "a peer to connect", self._socket.accept)[0]
-        return _open(connection, key, types, deadline, accepted=True)
+        return admit(self.take(deadline), key, types, deadline)
+
+    def take(self, deadline: Deadline) -> socket.socket:
+        """The next connection, of a peer that has shown nothing yet; for `admit`."""
+        connection: socket.socket
+        connection, _ = _within(deadline, self._socket, "a peer to connect", self._socket.accept)
+        return connection
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
@@ -76,6 +81,11 @@ class Listener:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def admit(connection: socket.socket, key: bytes, types: Any, deadline: Deadline) -> "Channel":
+    """The channel to a peer that has connected; MessageError, and dropped, without `key`."""
+    return _open(connection, key, types, deadline, accepted=True)
 
 
 def connect(address: str, key: bytes, types: Any, deadline: Deadline) -> "Channel":

@@ -25,12 +25,15 @@ from rl_core.transfer.groups import group_name
 from rl_core.transfer.messages import PROTOCOL, Done, Failed, Join, Joined, ToReceiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rl_core.interfaces import Place
     from rl_core.testing.checkpoint_case import CheckpointCase
 
 _KNOCK_S = 10.0
+
+SILENT = 12
+"""Strangers who connect and say nothing: one after the other they would use the time up."""
 
 
 class ChannelContract(Contract, contract=True):
@@ -65,9 +68,11 @@ class ChannelContract(Contract, contract=True):
         door = group.member("sender 0")
         building = door.handle.submit("build", places["sender 0"], case.deadline_s)
         stranger = _Stranger(places["receiver 0"], case.key)
-        heard = {name: knock() for name, knock in stranger.knocks().items()}
-        others = group.without("sender 0").build(places, case.deadline_s)
-        building.result(case.deadline_s + case.grace_s)
+        with stranger.silence():
+            heard = {name: knock() for name, knock in stranger.knocks().items()}
+        with stranger.silence():
+            others = group.without("sender 0").build(places, case.deadline_s)
+            building.result(case.deadline_s + case.grace_s)
         assert not others
         assert heard == {name: _EXPECTED[name] for name in heard}
         assert set(heard) == set(_EXPECTED)
@@ -98,6 +103,16 @@ class _Stranger:
         self._address = place.endpoints[0].address
         self._key = key
         self._join = Join(PROTOCOL, RUN_ID, place.rank, group_name(RUN_ID, place))
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """As long as the block, many connections in which nothing is said."""
+        host, _, port = self._address.removeprefix("tcp:").rpartition(":")
+        with contextlib.ExitStack() as silent:
+            for _ in range(SILENT):
+                connection = socket.create_connection((host, int(port)), timeout=_KNOCK_S)
+                silent.enter_context(connection)
+            yield
 
     def knocks(self) -> dict[str, Callable[[], str]]:
         """Ways to ask for entry, by name; each returns what was heard."""

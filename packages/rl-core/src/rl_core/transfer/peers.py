@@ -9,20 +9,16 @@ from rl_core.channel import Channel, Listener
 from rl_core.errors import (
     LifecycleError,
     MessageError,
-    MiniRLError,
     StaleVersionError,
-    TransferError,
 )
 from rl_core.interfaces import Place
 from rl_core.remote_errors import to_wire
 from rl_core.transfer.control import ControlEnd
-from rl_core.transfer.messages import PROTOCOL, Ack, Failed, Join, Message, ToReceiver, ToSender
+from rl_core.transfer.door import Door
+from rl_core.transfer.messages import PROTOCOL, Ack, Failed, Join, Message, ToReceiver
 from rl_core.transfer.watch import Watch
 
 logger = logging.getLogger(__name__)
-
-HANDSHAKE_S = 5.0
-"""Seconds given to one connecting peer; others wait meanwhile."""
 
 T = TypeVar("T")
 
@@ -49,11 +45,12 @@ class Peers:
             watch: ends the wait.
         """
         due = set(range(1, place.world_size))
-        while missing := due - self._ends.keys():
-            self.pump(watch)
-            watch.check(f"receivers {[_name(place, rank) for rank in sorted(missing)]} to join")
-            if listener.poll(0.05):
-                self._admit(listener, key, join, place, watch)
+        with Door(listener, key, lambda message: _check_join(message, join, place)) as door:
+            while missing := due - self._ends.keys():
+                self.pump(watch)
+                watch.check(f"receivers {[_name(place, rank) for rank in sorted(missing)]} to join")
+                for channel, said in door.admitted(watch):
+                    self._seat(channel, _name(place, said.rank), said.rank)
 
     def tell(self, message: ToReceiver, watch: Watch) -> None:
         """Send one message to all."""
@@ -128,6 +125,12 @@ class Peers:
             self._acked[rank] = ack.bucket
         return True
 
+    def _seat(self, channel: Channel, name: str, rank: int) -> None:
+        """One that joins again takes the place of its earlier connection."""
+        if rank in self._ends:
+            self._ends.pop(rank).close()
+        self._ends[rank] = ControlEnd(channel, name)
+
     def _wait(self, watch: Watch, what: str, ranks: Iterable[int]) -> None:
         names = ", ".join(self._ends[rank].peer for rank in ranks)
         watch.check(f"{what} from {names}")
@@ -136,32 +139,6 @@ class Peers:
             if end.fileno() >= 0:
                 poll.register(end.fileno(), select.POLLIN)
         poll.poll(20)
-
-    def _admit(
-        self, listener: Listener, key: bytes, expected: Join, place: Place, watch: Watch
-    ) -> None:
-        deadline = watch.deadline.sooner(HANDSHAKE_S)
-        try:
-            channel = listener.accept(key, ToSender, deadline)
-        except (MessageError, TransferError) as error:
-            logger.warning("refused a connection to the weight sender: %s", error)
-            return
-        try:
-            join = channel.receive(deadline)
-            _check_join(join, expected, place)
-        except MiniRLError as error:
-            logger.warning("refused to let a receiver join: %s", error)
-            _refuse(channel, error)
-            return
-        if join.rank in self._ends:
-            self._ends.pop(join.rank).close()
-        self._ends[join.rank] = ControlEnd(channel, _name(place, join.rank))
-
-
-def _refuse(channel: Channel, error: MiniRLError) -> None:
-    end = ControlEnd(channel, "the refused peer")
-    end.report(Failed(to_wire(error, "sender")))
-    end.close()
 
 
 def _name(place: Place, rank: int) -> str:
