@@ -23,11 +23,16 @@ DEVICE_POLL_S = 2e-4
 """Seconds between two looks at whether a device has finished."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Transmission:
-    """A broadcast under way, and what to call it in messages."""
+    """A broadcast under way, and what to call it in messages.
 
-    work: Work
+    Attributes:
+        work: torch's handle, which keeps the group's sockets open; None once the group was left.
+        what: for messages.
+    """
+
+    work: Work | None
     what: str
 
 
@@ -37,6 +42,7 @@ class Communicator:
     def __init__(self, member: Member, rank: int) -> None:
         self._member = member
         self._rank = rank
+        self._under_way: list[Transmission] = []
 
     @classmethod
     def connect(
@@ -67,28 +73,40 @@ class Communicator:
             work = self._member.broadcast(data, watch.deadline.remaining())
         except RuntimeError as error:
             raise TransportError(f"{what} could not be started: {error}") from error
-        return Transmission(work, what)
+        transmission = Transmission(work, what)
+        self._under_way = [each for each in self._under_way if not _ended(each)]
+        self._under_way.append(transmission)
+        return transmission
 
     def wait(self, transmission: Transmission, watch: Watch) -> None:
         """Until the bytes are there (receivers), or have been read (sender).
 
         On a device: until the device has finished, not only until it was told to begin.
         """
-        work, what = transmission.work, transmission.what
-        while not self._finished(work):
+        what = transmission.what
+        while not self._finished(transmission.work):
             watch.check(what)
         try:
-            work.wait()
+            if transmission.work is not None:
+                transmission.work.wait()
         except RuntimeError as error:
             watch.check(what)
             raise TransportError(f"{what} failed at rank {self._rank}: {error}") from error
 
     def leave(self) -> None:
-        """End the group at once, with what is under way. Idempotent."""
-        self._member.leave()
+        """End the group at once, with what is under way. Idempotent.
 
-    def _finished(self, work: Work) -> bool:
+        Nothing here refers to the group afterwards: tracebacks of the failure do refer to here.
+        """
+        self._member.leave()
+        for transmission in self._under_way:
+            transmission.work = None
+        self._under_way = []
+
+    def _finished(self, work: Work | None) -> bool:
         """Whether the work has ended, well or not, after a short sleep if it has not."""
+        if work is None:
+            raise TransportError("the group was left")
         if work.is_completed():
             return True
         if self._member.backend != "gloo":
@@ -100,3 +118,7 @@ class Communicator:
         except RuntimeError:
             return bool(work.is_completed())
         return True
+
+
+def _ended(transmission: Transmission) -> bool:
+    return transmission.work is None or bool(transmission.work.is_completed())

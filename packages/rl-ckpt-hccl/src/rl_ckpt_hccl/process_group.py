@@ -37,7 +37,7 @@ class Member:
         self, backend: str, group: dist.ProcessGroup, break_off: Callable[[], None]
     ) -> None:
         self.backend = backend
-        self._group = group
+        self._group: dist.ProcessGroup | None = group
         self._break_off = break_off
 
     def broadcast(self, data: torch.Tensor, seconds: float) -> Work:
@@ -50,11 +50,19 @@ class Member:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=max(seconds, 1e-3))
+        if self._group is None:
+            raise RuntimeError("the group was left")
         return self._group.broadcast([data], options)
 
     def leave(self) -> None:
-        """End it at once; works under way fail, on every rank."""
+        """End it at once; works under way fail, on every rank. Idempotent."""
         self._break_off()
+        self._break_off = _nothing
+        self._group = None
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 from typing import TYPE_CHECKING
@@ -42,10 +43,12 @@ class BroadcastTransport(Transport):
         self._buffers = BucketBuffers(library.device)
         self._store: dist.TCPStore | None = None
         self._communicator: Communicator | None = None
+        self._broken = False
 
     def offer(self, place: Place, watch: Watch) -> dict[str, str]:
         """A new store and a name that no other group has."""
         del place
+        self._collect()
         self._store, address = serve_store(self._library.host, self._seconds(watch))
         return {"store": address, "group": secrets.token_hex(8), "library": self._library.backend}
 
@@ -55,6 +58,7 @@ class BroadcastTransport(Transport):
             theirs, mine = properties.get("library"), self._library.backend
             raise TransportError(f"the sender broadcasts with {theirs}, this receiver with {mine}")
         if self._store is None:
+            self._collect()
             self._store = join_store(properties["store"], self._seconds(watch))
         store = dist.PrefixStore(properties["group"], self._store)
         ranks = (place.rank, place.world_size)
@@ -70,6 +74,7 @@ class BroadcastTransport(Transport):
         if self._communicator is not None:
             self._communicator.leave()
         self._communicator = self._store = None
+        self._broken = True
 
     def outlet(self, plan: TransferPlan, watch: Watch) -> Outlet:
         """Sender: buffers for `plan`, and the group to broadcast in."""
@@ -86,6 +91,17 @@ class BroadcastTransport(Transport):
         """Leave the group, drop the buffers."""
         self.leave()
         self._buffers.drop()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Free what the tracebacks of a failure still hold of a group: ports, files, memory.
+
+        An exception and the frames that it passed refer to each other, so that only the collector
+        ends them.
+        """
+        if self._broken:
+            gc.collect()
+        self._broken = False
 
     def _connected(self) -> Communicator:
         if self._communicator is None:
