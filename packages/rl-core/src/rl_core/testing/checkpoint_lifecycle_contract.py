@@ -10,12 +10,14 @@ from rl_core.errors import LifecycleError, MiniRLError
 from rl_core.testing.checkpoint_assertions import assert_arrived, assert_ended
 from rl_core.testing.checkpoint_case import CheckpointCase
 from rl_core.testing.checkpoint_group import Terms, TransferGroup
-from rl_core.testing.checkpoint_orders import Held
+from rl_core.testing.checkpoint_orders import Held, Mishap
 from rl_core.testing.checkpoint_samples import SMALL, many_buckets
 from rl_core.testing.contract import Contract
 
 GROWTH_BYTES = 8 << 20
 """What an allocator may take for itself while nothing accumulates."""
+
+FAILURES = 4
 
 CLOSED_S = 5.0
 """Native transports close their sockets in threads of their own, after `shutdown` has returned."""
@@ -145,6 +147,22 @@ class LifecycleContract(Contract, contract=True):
             assert after.shared <= before[name].shared, f"{name} maps more shared memory"
             grown = after.resident - before[name].resident
             assert grown < GROWTH_BYTES, f"{name} has grown by {grown} bytes"
+
+    def test_failures_leave_nothing(self, case: CheckpointCase) -> None:
+        """After failed syncs a good one holds what a good one held before them."""
+        group, plenty = case.group(), many_buckets(4)
+        for _ in range(2):
+            assert group.sync(plenty).ok
+        before = _held(group)
+        for _ in range(FAILURES):
+            fault = {"sender 0": {"mishap": Mishap(3, "raise")}}
+            assert not group.sync(plenty, None, fault, case.deadline_s).ok
+        assert group.sync(plenty).ok
+        for name, after in _held(group).items():
+            assert len(after.listening) <= len(before[name].listening), f"{name} keeps sockets open"
+            assert after.descriptors <= before[name].descriptors, f"{name} keeps files open"
+            assert after.threads <= before[name].threads, f"{name} keeps threads"
+            assert after.shared <= before[name].shared, f"{name} keeps shared memory"
 
     def test_shutdown_gives_everything_back(self, case: CheckpointCase) -> None:
         """Twice without harm; no socket listens afterwards; a new engine works."""
