@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.errors import ManifestMismatchError
+from rl_core.errors import ManifestMismatchError, VerificationError
 from rl_core.layout import Constant, LayoutSpec, Parameter, Part, Rotary, match
 from rl_core.metadata import Manifest, TensorMeta
 from rl_core.rollout.expected_digests import assemble, buffer_of, expected_digests
+from rl_core.rollout.live_check import check_live
+from rl_core.rollout.live_digests import Live, digests_of, live_tensors
 from rl_core.rollout.rank_plan import RankPlan
 from rl_core.torch import _CHUNK, WordSum, as_bytes, content_digest, dtype_of, meta_of
 from rl_core.versions import PolicyVersion
@@ -264,3 +266,51 @@ def test_a_digest_of_no_elements():
     meta = TensorMeta("x", (0, 3), "float32")
     assert WordSum().digest(meta) == content_digest(meta, torch.empty(0, 3), "wsum64")
     assert as_bytes(torch.empty(0)).numel() == 0
+
+
+def test_storage_is_read_once_and_never_taken_for_another():
+    """Tensors made for the look come to lie where the one before was."""
+    shared = torch.randn(64)
+    made = (Live(f"made.{n}", torch.full((64,), float(n)), derived=True) for n in range(4))
+    found = digests_of([Live("a", shared), Live("b", shared), *made])
+    made = (Live(f"made.{n}", torch.full((64,), float(n)), derived=True) for n in range(4))
+    assert digests_of(made) == {name: found[name] for name in found if name.startswith("made")}
+    for name in ("a", "b"):
+        assert found[name] == content_digest(meta_of(name, shared), shared, "wsum64")
+
+
+def test_tensors_without_memory_are_named():
+    freed = torch.ones(8)
+    freed.untyped_storage().resize_(0)
+    for gone in (freed, torch.ones(8, device="meta")):
+        with pytest.raises(VerificationError, match="gone"):
+            digests_of([Live("gone", gone)])
+
+
+def test_every_tensor_of_a_model_is_live_under_every_name():
+    model = torch.nn.Module()
+    model.embed, model.head = torch.nn.Embedding(4, 2), torch.nn.Linear(2, 4, bias=False)
+    model.head.weight = model.embed.weight
+    model.register_buffer("table", torch.ones(3), persistent=False)
+    model.embed.kv_cache, model.embed.scale = torch.ones(1), torch.ones(2)
+    names = [live.name for live in live_tensors(model)]
+    assert sorted(names) == ["embed.scale", "embed.weight", "head.weight", "table"]
+
+
+def test_a_check_sorts_every_name_into_one_place():
+    spec = msgspec.structs.replace(SPEC, unknown=("declared",))
+    found = expected(TENSORS, spec)
+    live = {name: held.digest for name, held in found.tensors.items() if name != "head"}
+    live |= {"embed": "wsum64:0", "l.5.o": "wsum64:0", "declared": "wsum64:0", "odd": "wsum64:0"}
+    check = check_live(spec, found, live)
+    assert not check.clean
+    assert check.matched == ("l.0.qkv", "l.0.o")
+    assert (check.mismatched, check.missing, check.unexpected) == (
+        ("embed",),
+        ("head",),
+        ("l.5.o",),
+    )
+    assert list(check.unverifiable) == ["declared", "odd"]
+    assert "layout of its own" in check.unverifiable["declared"]
+    with pytest.raises(VerificationError, match="different kinds"):
+        check_live(spec, found, {"embed": "xxh3-128:00"})

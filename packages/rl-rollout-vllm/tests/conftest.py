@@ -1,6 +1,7 @@
 """Tiny random models, and real vLLM engines that are started once for the whole run."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pytest
 import torch
 
 from rl_core.interfaces import Placement
+from rl_core.plugins import load_object
+from rl_core.rollout.expected_digests import expected_digests
+from rl_core.rollout.live_check import check_live
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
 from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
 from rl_core.testing.weight_set import WeightSet
 from rl_core.trajectory import GenerateRequest
+from rl_core.versions import PolicyVersion
 from rl_rollout_vllm import ROLLOUT_BACKEND
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
@@ -191,12 +196,15 @@ def under_test(engines, weight_sets, save):
     def make(kind):
         started = engines(kind)
         first, second = weight_sets[kind]
+        model_config = json.loads(Path(started.config.local_path, "config.json").read_text())
         return RolloutUnderTest(
             started.adapters,
             first,
             second,
             PROMPTS,
             save=save,
+            layout=load_object(ROLLOUT_BACKEND.layout)(model_config, started.config),
+            flip=lambda *what: started.worker("rl_flip", *what),
             eos_id=EOS_ID,
             long_tokens=900,
             steps=started.steps,
@@ -204,3 +212,20 @@ def under_test(engines, weight_sets, save):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def live_checks(under_test):
+    """What every rank holds, compared with a set of weights."""
+
+    def check(kind, weights):
+        given = under_test(kind)
+        size = len(given.adapters)
+        stream = zip(weights.metas, weights.tensors.values(), strict=True)
+        manifest = weights.manifest(PolicyVersion(1, 0))
+        expected = expected_digests(stream, manifest, given.layout, range(size), size)
+        live = given.adapters[0].live_digests(CALL_S)
+        pairs = zip(expected, live, strict=True)
+        return [check_live(given.layout, one, found) for one, found in pairs]
+
+    return check
