@@ -1,9 +1,9 @@
 """Layout specs: where Hugging Face tensors are in an engine's run-time parameters. Data, not code.
 
 A spec is a table: one row for each run-time parameter (`Parameter`) or buffer (`Constant`,
-`Rotary`) of a model family in one engine. Names are patterns: `{layer}` and `{expert}` stand for a
-number. A new family is a new table; nothing that reads it has to change
-(`rl_core.rollout.expected_digests` does).
+`Rotary`, `Frequencies`) of a model family in one engine. Names are patterns: `{layer}` and
+`{expert}` stand for a number. A new family is a new table; what reads it, such as
+`rl_core.rollout.expected_digests`, does not change.
 """
 
 import re
@@ -101,7 +101,21 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     layers: tuple[int, ...] | None = None
 
 
-Buffer: TypeAlias = Constant | Rotary
+class Frequencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The rotary frequencies alone, (dim / 2,), float32, where the engine keeps no table.
+
+    Attributes:
+        name: pattern of its run-time name.
+        dim: rotated elements of a head.
+        base: `rope_theta`.
+    """
+
+    name: str
+    dim: int
+    base: float
+
+
+Buffer: TypeAlias = Constant | Rotary | Frequencies
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,10 +13,10 @@ import msgspec
 import torch
 
 from rl_core.errors import ManifestMismatchError
-from rl_core.layout import Constant, fill
+from rl_core.layout import Constant, Frequencies, fill
 from rl_core.metadata import ManifestCheck, TensorMeta
 from rl_core.rollout.rank_plan import RankPlan, Spot, block
-from rl_core.rollout.rotary import rotary_table
+from rl_core.rollout.rotary import rotary_frequencies, rotary_table
 from rl_core.torch import WordSum, as_bytes, content_digest, dtype_of, meta_of
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def buffer_of(row: Buffer) -> torch.Tensor:
     """The tensor that a buffer's row describes, on the host."""
     if isinstance(row, Constant):
         return torch.full(row.shape, row.value, dtype=torch.float64).to(dtype_of(row.dtype))
+    if isinstance(row, Frequencies):
+        return rotary_frequencies(row.dim, row.base)
     return rotary_table(row).to(dtype_of(row.dtype))
 
 
