@@ -57,13 +57,13 @@ def layout(model_config: Mapping[str, Any], config: VllmConfig, device: str = "c
     """
     facts = facts_of(model_config, FAMILIES)
     rows = (*vocabulary(facts, HEADLESS), *FAMILIES[facts.family])
+    stacks: tuple[Parameter, ...] = ()
     if facts.family == "Qwen3MoeForCausalLM":
-        rows = (*rows, SECOND_GATE)
+        rows, stacks = (*rows, SECOND_GATE), experts(EXPERTS, CPU_EXPERT_PAD)
     if device == "cpu" and config.cpu_packed_weights:
         rows = tuple(_packed(rows))
-    stacks = experts(EXPERTS, CPU_EXPERT_PAD) if device == "cpu" else ()
     # On accelerators the kernel that vLLM chooses may swap the halves of the stacks or block them.
-    unknown = () if device == "cpu" else tuple(row.name for row in experts(EXPERTS, 1))
+    known, unknown = (stacks, ()) if device == "cpu" else ((), tuple(row.name for row in stacks))
     return LayoutSpec(
         engine="vllm",
         family=facts.family,
@@ -71,7 +71,7 @@ def layout(model_config: Mapping[str, Any], config: VllmConfig, device: str = "c
         dtype=config.dtype,
         layers=facts.layers,
         kv_heads=facts.kv_heads,
-        parameters=(*rows, *stacks),
+        parameters=(*rows, *known),
         buffers=tuple(_buffers(facts, config.dtype, device)),
         unused=(HEAD,) if facts.tied else (),
         unknown=unknown,
