@@ -192,6 +192,19 @@ def test_what_is_not_a_plain_tensor_of_the_policy_is_unverifiable(change):
     assert not {"embed", "head"} & found.tensors.keys()
 
 
+def test_a_tensor_is_found_under_its_aliases():
+    """A tied pair may travel under either name."""
+    table = (Parameter("embed", (Part("embed"),)), Parameter("head", (Part("head"),)))
+    spec = msgspec.structs.replace(SPEC, parameters=table)
+    tensors = {"head": TENSORS["embed"]}
+    metas = (msgspec.structs.replace(meta_of("head", tensors["head"]), aliases=("embed",)),)
+    found = expected(tensors, spec, metas=metas)
+    assert not found.unverifiable
+    both = expected({"embed": TENSORS["embed"], "head": TENSORS["embed"]}, spec)
+    digests = [{name: held.digest for name, held in one.tensors.items()} for one in (found, both)]
+    assert digests[0] == digests[1]
+
+
 def test_sizes_that_cannot_be_cut_are_named():
     odd = {**TENSORS, "l.0.o_proj": torch.zeros(4, 15)}
     assert "15 is not divisible by 2" in expected(odd, tp=2).unverifiable["l.0.o"]

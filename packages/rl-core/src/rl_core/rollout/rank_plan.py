@@ -87,7 +87,12 @@ class RankPlan:
         self._spec = spec
         self._size = tp_size
         self._shapes = {meta.name: meta.shape for meta in manifest.tensors}
-        plain = [m.name for m in manifest.tensors if m.target == "policy" and not m.quantisation]
+        plain = {
+            name: meta.name
+            for meta in manifest.tensors
+            if meta.target == "policy" and not meta.quantisation
+            for name in (meta.name, *meta.aliases)
+        }
         used: set[str] = set()
         for row in spec.parameters:
             for name, sources in _instances(row, plain).items():
@@ -179,8 +184,13 @@ def block(tensor: torch.Tensor, spot: Spot) -> torch.Tensor:
     return taken.contiguous()
 
 
-def _instances(row: Parameter, names: list[str]) -> dict[str, dict[tuple[int, int], str]]:
-    """Sources of every parameter that a row describes, by (number in the stack, part)."""
+def _instances(row: Parameter, names: dict[str, str]) -> dict[str, dict[tuple[int, int], str]]:
+    """Sources of every parameter that a row describes, by (number in the stack, part).
+
+    Args:
+        row: of the table.
+        names: by every name that a tensor has, the one that it travels under.
+    """
     found: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     for source, number, numbers in _matches(row, names):
         inside = placeholders(row.name)
@@ -190,12 +200,12 @@ def _instances(row: Parameter, names: list[str]) -> dict[str, dict[tuple[int, in
     return found
 
 
-def _matches(row: Parameter, names: list[str]) -> Iterator[tuple[str, int, dict[str, int]]]:
+def _matches(row: Parameter, names: dict[str, str]) -> Iterator[tuple[str, int, dict[str, int]]]:
     for number, part in enumerate(row.parts):
-        for name in names:
+        for name, travels_as in names.items():
             numbers = match(part.source, name)
             if numbers is not None:
-                yield name, number, numbers
+                yield travels_as, number, numbers
 
 
 def _stacked(row: Parameter) -> bool:
@@ -205,7 +215,7 @@ def _stacked(row: Parameter) -> bool:
 def _absent(row: Parameter, sources: dict[tuple[int, int], str], copy: int, part: Part) -> str:
     """Name of the tensor that should be part `part` of entry `copy` of the stack."""
     (_, number), known = next(iter(sources.items()))
-    numbers = match(row.parts[number].source, known) or {}
+    numbers = match(row.parts[number].source, known) or {}  # {}: it travels under an alias
     inside = placeholders(row.name)
     return fill(part.source, {key: n if key in inside else copy for key, n in numbers.items()})
 
