@@ -101,7 +101,6 @@ def layout_spec(config: ReferenceModelConfig) -> LayoutSpec:
     }
     kept: dict[str, tuple[str, Cut]] = {
         "embed": (EMBEDDING, "whole"),
-        "head": (HEAD, "whole"),
         "norm": ("model.norm.weight", "whole"),
         "inv_freq": (INV_FREQ, "whole"),
         "scale": (SCALE, "whole"),
@@ -110,6 +109,8 @@ def layout_spec(config: ReferenceModelConfig) -> LayoutSpec:
         f"{layer}o": (f"{source}self_attn.o_proj.weight", "columns"),
         f"{layer}down": (f"{source}mlp.down_proj.weight", "columns"),
     }
+    if not config.tied:
+        kept["head"] = (HEAD, "whole")
     rows = [Parameter(name, (Part(*part),)) for name, part in kept.items()]
     for name, parts in fused.items():
         sources = tuple(Part(f"{source}{part}.weight", "rows") for part in parts)
