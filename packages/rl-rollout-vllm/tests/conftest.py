@@ -57,8 +57,10 @@ def pytest_collection_modifyitems(items):
 
 
 def make_model(kind, seed):
-    """A random model of the architecture that the embedded model of MiniRL has."""
+    """A random model: Llama with biases; as MiniRL's embedded model, but tied; with experts."""
     from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
         Qwen3MoeConfig,
@@ -78,12 +80,16 @@ def make_model(kind, seed):
             tie_word_embeddings=False,
         )
         model = Qwen3MoeForCausalLM(config)
+    elif kind == "tied":
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
     else:
-        config = Qwen3Config(**SHAPE, tie_word_embeddings=kind == "tied")
-        model = Qwen3ForCausalLM(config)
+        biases = {"attention_bias": True, "mlp_bias": True}
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, **biases, tie_word_embeddings=False))
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones in every fresh model, so that a swapped norm would not show
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
     return model.float().eval()
 
 
