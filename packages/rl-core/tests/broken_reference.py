@@ -163,6 +163,31 @@ class StaticDigests(RankModel):
         return dict.fromkeys(self.parameters, "wsum64:0")
 
 
+class DigestsOfACopy(RankModel):
+    """Digests are taken of what arrived first, not of what is computed with."""
+
+    copy = None
+
+    def live_digests(self):
+        self.copy = self.copy or super().live_digests()
+        return self.copy
+
+
+class TiedHeadReported(RankModel):
+    """The ranks report a tensor that no row of the table describes."""
+
+    def live_digests(self):
+        found = super().live_digests()
+        return {**found, "tied_head": found["embed"]}
+
+
+class FirstRankDigests(ReferenceServer):
+    """The digests of rank 0 are reported for all ranks."""
+
+    def live_digests(self):
+        return [self._ranks[0].live_digests() for _ in self._ranks]
+
+
 class ResumedWithoutDerived(RankModel):
     """After memory was released, derived buffers come back zeroed and stay so."""
 

@@ -11,6 +11,7 @@ from rl_core.interfaces import Placement
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_config import ReferenceConfig
+from rl_core.testing.reference_layout import layout_spec
 from rl_core.testing.reference_replica import ReferenceReplica
 from rl_core.testing.reference_weights import EOS, ReferenceModelConfig, make_weights
 from rl_core.testing.rollout_case import RolloutUnderTest
@@ -59,6 +60,8 @@ def _reference(tp_size=1, tied=True, launcher=None, server=None, adapter=Referen
             prompts=[[5, 6, 7, 8], [5, 6, 9], [3]],
             cold=lambda weights: _cold(sound, tp_size, weights),
             save=lambda weights, path: save_weights(weights.tensors, path),
+            layout=layout_spec(config.model),
+            flip=lambda *what: adapters[0]._call("flip", *what, timeout=10),
             eos_id=EOS,
             long_tokens=300,
             stall_s=0.2,

@@ -1,6 +1,7 @@
 """Tiny random models, and a real SGLang engine that is started once for the whole run."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from rl_core.interfaces import Placement
+from rl_core.plugins import load_object
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
@@ -203,12 +205,15 @@ def under_test(engines, weight_sets, save):
     def make(kind):
         started = engines(kind)
         first, second = weight_sets[kind]
+        model_config = json.loads(Path(started.config.local_path, "config.json").read_text())
         return RolloutUnderTest(
             started.adapters,
             first,
             second,
             PROMPTS,
             save=save,
+            layout=load_object(ROLLOUT_BACKEND.layout)(model_config, started.config),
+            flip=lambda *what: started.worker("flip", *what),
             eos_id=EOS_ID,
             long_tokens=600,
             steps=started.steps,

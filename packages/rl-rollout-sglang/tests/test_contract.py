@@ -4,13 +4,14 @@ from typing import ClassVar
 
 import pytest
 
+from rl_core.testing.rollout_case import RolloutCase
 from rl_core.testing.rollout_contract import RolloutAdapterContract, RolloutCapability
+from rl_core.testing.rollout_live_contract import LiveDigestContract
 
 pytestmark = pytest.mark.engine
 
 ELSEWHERE = {
     RolloutCapability.COLD_START: "compared with transformers in test_equality",
-    RolloutCapability.LIVE_DIGESTS: "the backend has no layout spec yet",
 }
 
 
@@ -38,3 +39,28 @@ class TestPlain(RolloutAdapterContract):
         started.load_path("plain")
         yield under_test("dense")
         started.load_path("bracketed")
+
+
+class OneKind(LiveDigestContract, contract=True):
+    """The part of the contract about live digests, on the models of the other tests."""
+
+    kind: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def case(cls, under_test):
+        case = RolloutCase(under_test(cls.kind))
+        yield case
+        case.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class TestLiveMixtureOfExperts(OneKind):
+    """Stacked experts."""
+
+    kind = "moe"
+
+
+class TestLiveTiedOnTwoRanks(OneKind):
+    """A tied head, and slices of everything."""
+
+    kind = "tied"

@@ -16,6 +16,7 @@ def test_the_program_updates_and_generates(model_dirs, tmp_path):
     printed = run_program(README, tmp_path, model, timeout_s=240)
     assert "LoadReport(version=PolicyVersion(epoch=1, step=0)" in printed
     assert "VersionSpan(version=PolicyVersion(epoch=1, step=0), start=0, end=8)" in printed
+    assert "mismatched=0, missing=0, unexpected=0, unverifiable=0)" in printed
 
 
 def test_every_setting_of_the_table_exists():

@@ -1,6 +1,7 @@
 """Tiny random models, and real vLLM engines that are started once for the whole run."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pytest
 import torch
 
 from rl_core.interfaces import Placement
+from rl_core.plugins import load_object
+from rl_core.rollout.expected_digests import expected_digests
+from rl_core.rollout.live_check import check_live
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
 from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
 from rl_core.testing.weight_set import WeightSet
 from rl_core.trajectory import GenerateRequest
+from rl_core.versions import PolicyVersion
 from rl_rollout_vllm import ROLLOUT_BACKEND
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
@@ -52,8 +57,10 @@ def pytest_collection_modifyitems(items):
 
 
 def make_model(kind, seed):
-    """A random model of the architecture that the embedded model of MiniRL has."""
+    """A random model: Llama with biases; as MiniRL's embedded model, but tied; with experts."""
     from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
         Qwen3MoeConfig,
@@ -73,12 +80,16 @@ def make_model(kind, seed):
             tie_word_embeddings=False,
         )
         model = Qwen3MoeForCausalLM(config)
+    elif kind == "tied":
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
     else:
-        config = Qwen3Config(**SHAPE, tie_word_embeddings=kind == "tied")
-        model = Qwen3ForCausalLM(config)
+        biases = {"attention_bias": True, "mlp_bias": True}
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, **biases, tie_word_embeddings=False))
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones in every fresh model, so that a swapped norm would not show
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
     return model.float().eval()
 
 
@@ -191,12 +202,15 @@ def under_test(engines, weight_sets, save):
     def make(kind):
         started = engines(kind)
         first, second = weight_sets[kind]
+        model_config = json.loads(Path(started.config.local_path, "config.json").read_text())
         return RolloutUnderTest(
             started.adapters,
             first,
             second,
             PROMPTS,
             save=save,
+            layout=load_object(ROLLOUT_BACKEND.layout)(model_config, started.config),
+            flip=lambda *what: started.worker("rl_flip", *what),
             eos_id=EOS_ID,
             long_tokens=900,
             steps=started.steps,
@@ -204,3 +218,20 @@ def under_test(engines, weight_sets, save):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def live_checks(under_test):
+    """What every rank holds, compared with a set of weights."""
+
+    def check(kind, weights):
+        given = under_test(kind)
+        size = len(given.adapters)
+        stream = zip(weights.metas, weights.tensors.values(), strict=True)
+        manifest = weights.manifest(PolicyVersion(1, 0))
+        expected = expected_digests(stream, manifest, given.layout, range(size), size)
+        live = given.adapters[0].live_digests(CALL_S)
+        pairs = zip(expected, live, strict=True)
+        return [check_live(given.layout, one, found) for one, found in pairs]
+
+    return check

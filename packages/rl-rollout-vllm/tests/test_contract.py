@@ -10,7 +10,6 @@ pytestmark = pytest.mark.engine
 
 ELSEWHERE = {
     RolloutCapability.COLD_START: "compared with stock vLLM and transformers in test_equality",
-    RolloutCapability.LIVE_DIGESTS: "the backend has no layout spec yet",
 }
 
 

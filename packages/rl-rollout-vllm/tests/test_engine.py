@@ -10,7 +10,7 @@ import pytest
 
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
-from rl_core.errors import RolloutError, TransferError
+from rl_core.errors import LifecycleError, RolloutError, TransferError
 from rl_core.rollout.protocol import (
     FromDirectory,
     FromWorker,
@@ -39,8 +39,18 @@ def answers(ask, started):
 # -- patches: each is needed, and would be noticed if vLLM no longer needed it
 
 
+EXPERTS = [
+    f"model.layers.{n}.mlp.experts.routed_experts.{w}_weight" for n in (0, 1) for w in ("w13", "w2")
+]
+STALE = {"moe_repack": EXPERTS, "tied_head_repack": ["lm_head.weight.packed"]}
+"""What is wrong in the engine without the patch, and all that is."""
+
+
 @pytest.mark.parametrize(("kind", "patch"), [("moe", "moe_repack"), ("tied", "tied_head_repack")])
-def test_without_its_patch_the_update_is_silently_wrong(engines, weight_sets, ask, kind, patch):
+def test_without_its_patch_the_update_is_silently_wrong(
+    engines, weight_sets, ask, live_checks, kind, patch
+):
+    """Silently, but for the live digests, which name what is stale."""
     started = engines(kind)
     first, second = weight_sets[kind]
     started.sync(second)
@@ -50,8 +60,11 @@ def test_without_its_patch_the_update_is_silently_wrong(engines, weight_sets, as
     try:
         started.sync(second)
         wrong = answers(ask, started)
+        found = live_checks(kind, second)
     finally:
         started.worker("rl_disable_patches", [])
+    for check in found:
+        assert sorted(check.mismatched) == STALE[patch]
     assert wrong != right, f"vLLM seems to have fixed what {patch} is for"
     started.sync(second)
     assert answers(ask, started) == right
@@ -79,6 +92,15 @@ def test_poison_in_the_engine_is_gone_after_a_sync(dense, weight_sets, ask):
     dense.worker("rl_poison")
     dense.sync(weight_sets["dense"][0])
     assert answers(ask, dense) == before
+
+
+def test_released_weights_have_no_digests(dense, weight_sets):
+    adapter = dense.adapters[0]
+    adapter.release(["weights"], 30)
+    with pytest.raises(LifecycleError, match="released"):
+        adapter.live_digests(30)
+    adapter.resume(["weights"], 30)
+    dense.sync(weight_sets["dense"][0])
 
 
 # -- load paths

@@ -14,6 +14,7 @@ USAGE = """usage: minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]
 commands:
   train            run the RL loop (the default)
   fetch smollm2    make a Hugging Face directory of SmolLM2-135M-Instruct
+  layout [MODEL]   what each rank of the rollout engine holds of a model, as a table
   version          versions of minirl, its packages and the engines
 
 config=NAME picks presets (fused, separate, smollm2, or a path to a .yaml); key=value overrides
@@ -38,6 +39,14 @@ def fetch(arguments: Sequence[str]) -> int:
     return 0
 
 
+def layout(arguments: Sequence[str]) -> int:
+    """Print how the rollout engine lays out a model."""
+    from minirl.layout_command import layout_lines
+
+    sys.stdout.write("\n".join(layout_lines(arguments)) + "\n")
+    return 0
+
+
 def version(arguments: Sequence[str]) -> int:
     """Print versions."""
     if arguments:
@@ -53,6 +62,7 @@ def version(arguments: Sequence[str]) -> int:
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "fetch": fetch,
+    "layout": layout,
     "version": version,
 }
 

@@ -106,9 +106,9 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     model_path, embedded = resolve_model(config.actor.model_config.local_path)
     check_model(model_path, config)
     train_config = _train_config(config, model_path)
-    rollout_config = _rollout_config(config, model_path)
+    rollout_values = rollout_config(config, model_path)
     _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
-    _check_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_config, "rollout")
+    _check_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_values, "rollout")
     transfer_options = _transfer_options(config, model_path)
     plan = RunPlan(
         config=config,
@@ -118,7 +118,7 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
         actor_world=actor_world,
         rollout_world=rollout_world,
         train_config=train_config,
-        rollout_config=rollout_config,
+        rollout_config=rollout_values,
         transfer_options=transfer_options,
     )
     if device == "cpu":
@@ -282,7 +282,8 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     }
 
 
-def _rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
+def rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
+    """Values for the rollout backend's configuration class."""
     rollout = config.rollout
     if rollout.local_path not in (None, config.actor.model_config.local_path):
         served, _ = resolve_model(rollout.local_path, "rollout.local_path")

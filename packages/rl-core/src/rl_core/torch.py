@@ -79,8 +79,7 @@ def content_digest(meta: TensorMeta, tensor: torch.Tensor, kind: str = digests.X
     data = as_bytes(tensor)
     if kind == digests.XXH3_128:
         return digests.xxh3_128(meta, data.cpu().numpy().data)
-    seed = xxhash.xxh3_64_intdigest(digests.header(meta))
-    return f"{digests.WSUM64}:{wsum64(data, seed):016x}"
+    return f"{digests.WSUM64}:{wsum64(data, _seed(meta)):016x}"
 
 
 def wsum64(data: torch.Tensor, seed: int = 0) -> int:
@@ -106,6 +105,43 @@ def wsum64(data: torch.Tensor, seed: int = 0) -> int:
         total = total * _HORNER + torch.mul(chunk, weights[:size], out=product[:size]).sum()
     value: int = (int(total) * _HORNER + data.numel()) % (1 << 64)
     return value
+
+
+class WordSum:
+    """The `wsum64` of bytes that come in pieces, in any order, each with its offset.
+
+    `wsum64` is linear in its words, so that pieces need not be put together: what is held is one
+    number for each chunk of 2 MiB. Pieces must cover all bytes once; what no piece brings counts
+    as zero.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, int] = {}
+
+    def add(self, offset: int, data: torch.Tensor) -> None:
+        """Account for flat uint8 `data`, on any device, that begins at byte `offset`."""
+        lead = offset % 8
+        words = _padded(torch.nn.functional.pad(data, (lead, 0)) if lead else data)
+        words = words.view(torch.int64)
+        weights, position = _weights(str(data.device)), offset // 8
+        while words.numel():
+            chunk, start = divmod(position, _CHUNK)
+            size = min(_CHUNK - start, words.numel())
+            part = int((words[:size] * weights[start : start + size]).sum())
+            self._sums[chunk] = (self._sums.get(chunk, 0) + part) % (1 << 64)
+            words, position = words[size:], position + size
+
+    def digest(self, meta: TensorMeta) -> str:
+        """`content_digest` of kind `wsum64` of the tensor `meta`, whose bytes these are."""
+        count = max(1, -(-meta.nbytes // (8 * _CHUNK)))
+        value = _seed(meta)
+        for chunk in range(count):
+            value = (value * _HORNER + self._sums.get(chunk, 0)) % (1 << 64)
+        return f"{digests.WSUM64}:{(value * _HORNER + meta.nbytes) % (1 << 64):016x}"
+
+
+def _seed(meta: TensorMeta) -> int:
+    return xxhash.xxh3_64_intdigest(digests.header(meta))
 
 
 def _signed(word: int) -> int:

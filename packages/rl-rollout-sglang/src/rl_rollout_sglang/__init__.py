@@ -10,6 +10,7 @@ ROLLOUT_BACKEND = RolloutBackend(
     config_cls="rl_rollout_sglang.config:SglangConfig",
     replica="rl_rollout_sglang.replica:SglangReplica",
     adapter="rl_rollout_sglang.adapter:SglangAdapter",
+    layout="rl_rollout_sglang.layout:layout",
     engine_name="SGLang",
 )
 """Found through the entry-point group `minirl.rollout_backends`."""

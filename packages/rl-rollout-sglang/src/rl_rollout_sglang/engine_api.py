@@ -270,6 +270,10 @@ class SglangEngine:
             raise RolloutError("the engine's scheduler does not listen")
         io_struct.sock_send(bell, io_struct.RpcReqInput(method=BELL))
 
+    async def live_digests(self) -> list[dict[str, str]]:
+        """Digests of what every rank computes with, by run-time name, in rank order."""
+        return await self.call("live_digests")
+
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory; bytes over all ranks by tag that could be freed.
 

@@ -18,7 +18,7 @@ from rl_core.channel import connect
 from rl_core.deadlines import Deadline
 from rl_core.rollout import process_watch
 from rl_core.rollout.weight_loading import Session, answer_update
-from rl_rollout_sglang import cpu_plugin
+from rl_rollout_sglang import cpu_plugin, live_digests
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
 from rl_rollout_sglang.scheduler_protocol import BELL, SEGMENTS, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
@@ -85,6 +85,15 @@ class SchedulerExtension:
     def disable_patches(self, names: Sequence[str]) -> None:
         """Turn off CPU patches (tests only)."""
         cpu_plugin.switch.disable(names)
+
+    def live_digests(self) -> dict[str, str]:
+        """Digests of what this rank computes with, by run-time name."""
+        return live_digests.live_digests(self._model)
+
+    def flip(self, rank: int, name: str, position: float) -> None:
+        """Flip one bit of a live tensor of one rank (tests only)."""
+        if rank == int(get_parallel().tp_rank):
+            live_digests.flip(self._model, name, position)
 
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""

@@ -10,6 +10,7 @@ ROLLOUT_BACKEND = RolloutBackend(
     config_cls="rl_rollout_vllm.config:VllmConfig",
     replica="rl_rollout_vllm.replica:VllmReplica",
     adapter="rl_rollout_vllm.adapter:VllmAdapter",
+    layout="rl_rollout_vllm.layout:layout",
     engine_name="vLLM",
 )
 """Found through the entry-point group `minirl.rollout_backends`."""

@@ -102,6 +102,43 @@ def packed_layers(model: nn.Module) -> list[str]:
     return [name for name, layer in model.named_modules() if _packed_moe(layer) or _packed(layer)]
 
 
+def packed_copy(layer: nn.Module) -> bool:
+    """Whether `layer` computes its linear product from a copy that is no parameter."""
+    return bool(current_platform.is_cpu()) and _packed(layer)
+
+
+def packed_width(layer: nn.Module) -> tuple[int, torch.dtype]:
+    """Inputs and dtype of a packed linear layer, whose weight may have been removed."""
+    weight: Any = layer.weight
+    inputs = getattr(layer, "input_size_per_partition", layer.input_size)
+    return int(weight.shape[1] if weight.ndim == 2 else inputs), weight.dtype
+
+
+def pack_again(layer: nn.Module, weight: torch.Tensor) -> None:
+    """Have a packed linear layer compute with `weight` (tests only)."""
+    kept = layer.weight
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer_utils._rl_dispatch(layer, remove_weight=False)
+    layer.weight = kept
+
+
+def packed_experts(layer: nn.Module) -> str | None:
+    """The instruction set for which the experts of `layer` are packed; None if it has none."""
+    if not (current_platform.is_cpu() and _packed_moe(layer) and hasattr(layer, "w13_weight")):
+        return None
+    method: Any = layer.quant_method
+    experts = method.moe_kernel.impl.fused_experts
+    return None if experts._use_zentorch else str(experts.isa)
+
+
+def pack_experts(stack: torch.Tensor, isa: str) -> torch.Tensor:
+    """A stack of experts as the kernel for `isa` wants it."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    packed: torch.Tensor = cpu_prepack_moe_weight(stack.contiguous(), isa)
+    return packed
+
+
 def packed_linear(model: nn.Module) -> bool:
     """Whether some layer computes from a copy that is no parameter."""
     return bool(current_platform.is_cpu()) and any(map(_packed, model.modules()))

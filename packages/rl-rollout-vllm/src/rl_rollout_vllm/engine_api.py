@@ -193,6 +193,10 @@ class VllmEngine:
         """Run one weight update on every rank; an encoded `UpdateResult` of each."""
         return await self.call("rl_update", list(requests))
 
+    async def live_digests(self) -> list[dict[str, str]]:
+        """Digests of what every rank computes with, by run-time name, in rank order."""
+        return await self.call("rl_live_digests")
+
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory; bytes over all ranks by tag that could be freed.
 

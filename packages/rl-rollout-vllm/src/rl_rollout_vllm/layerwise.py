@@ -77,6 +77,18 @@ def never_came(model: nn.Module, layer: Unfinished, seen: Container[str]) -> lis
     return [name for name in wanted if name.removeprefix(".") not in seen]
 
 
+def never_on_meta(model: nn.Module) -> frozenset[int]:
+    """Addresses of the parameters that vLLM leaves where they are: biases.
+
+    They are written as soon as their weights come, and once more when their layer is complete.
+    """
+    return frozenset(
+        parameter.untyped_storage().data_ptr()
+        for name, parameter in model.named_parameters()
+        if name.rpartition(".")[2] == "bias"
+    )
+
+
 def roll_back(model: nn.Module) -> int:
     """Give layers that are still waiting for weights their old tensors; how many there were.
 

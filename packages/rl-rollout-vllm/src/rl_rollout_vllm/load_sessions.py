@@ -94,6 +94,7 @@ class BracketedSession:
         """Open the session."""
         self._seen: set[str] = set()
         self._shares = _shares(self._worker)
+        self._biases = layerwise.never_on_meta(self._model)
         self._worker.start_weight_update()
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
@@ -107,7 +108,7 @@ class BracketedSession:
         batch = [(arrival.meta.name, owned(arrival)) for arrival in arrivals]
         self._seen.update(name for name, _ in batch)
         named = Named(batch)
-        with CopyLedger(batch, meta_only=True) as ledger:
+        with CopyLedger(batch, meta_only=True, direct=self._biases) as ledger:
             try:
                 self._worker.update_weights({"tensors": named})
             except LOADER_ERRORS as error:

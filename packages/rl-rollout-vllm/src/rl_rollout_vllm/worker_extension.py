@@ -15,7 +15,7 @@ import torch
 from rl_core.rollout import process_watch
 from rl_core.rollout.protocol import KV_CACHE
 from rl_core.rollout.weight_loading import Session, answer_update
-from rl_rollout_vllm import cpu_patches
+from rl_rollout_vllm import cpu_patches, live_digests
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
 from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, QUEUE_SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
@@ -74,6 +74,15 @@ class RolloutWorkerExtension:
     def rl_disable_patches(self, names: Sequence[str]) -> None:
         """Turn off CPU patches (tests only)."""
         cpu_patches.switch.disable(names)
+
+    def rl_live_digests(self) -> dict[str, str]:
+        """Digests of what this rank computes with, by run-time name."""
+        return live_digests.live_digests(self.model_runner.model)
+
+    def rl_flip(self, rank: int, name: str, position: float) -> None:
+        """Flip one bit of a live tensor of one rank (tests only)."""
+        if rank == self.rank:
+            live_digests.flip(self.model_runner.model, name, position)
 
     def rl_poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""

@@ -176,7 +176,8 @@ class RolloutBackend:
         config_cls: its dataclass, constructed from the `rollout` section.
         replica: `Replica`, called with (config, Launcher, Placement).
         adapter: `RolloutAdapter`, called with (server Handle, tp_rank, config).
-        layout: function giving the layout spec of a model config; None until it has one.
+        layout: function giving the `LayoutSpec` of (`config.json` as a mapping, config, device);
+            None if it has no tables.
         api_version: `API_VERSION` it was written for.
         engine_name: how the log spells the engine.
     """

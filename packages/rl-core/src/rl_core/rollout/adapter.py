@@ -93,6 +93,11 @@ class StreamingAdapter(RolloutAdapter):
         version: PolicyVersion | None = self._call("committed_version", timeout=timeout)
         return version
 
+    def live_digests(self, timeout: float) -> list[dict[str, str]]:
+        """Digests of what the engine computes with, by run-time name, for every rank."""
+        found: list[dict[str, str]] = self._call("live_digests", timeout=timeout)
+        return found
+
     # -- memory
 
     def release(self, tags: Sequence[str], timeout: float) -> dict[str, int]:

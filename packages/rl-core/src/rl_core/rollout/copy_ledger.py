@@ -8,7 +8,7 @@ of it where n divides the number of ranks; anything else is a tensor of another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,17 @@ class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
         copies: every copy from a tensor of the batch, in order.
     """
 
-    def __init__(self, batch: Batch, meta_only: bool) -> None:
-        """Watch `batch`; with `meta_only`, copies into meta tensors (a dry pass)."""
+    def __init__(self, batch: Batch, meta_only: bool, direct: Container[int] = frozenset()) -> None:
+        """Watch a batch.
+
+        Args:
+            batch: tensors by name.
+            meta_only: watch copies into meta tensors only (a dry pass), not the ones for good.
+            direct: addresses of storages that a dry pass fills for good; what is copied again
+                later is not counted.
+        """
         super().__init__()
+        self._direct = direct
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in batch}
         self._meta_only = meta_only
         self.copied = dict.fromkeys(self._names.values(), 0)
@@ -71,9 +79,17 @@ class CopyLedger(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Note a copy, and carry it out."""
         del types
-        if func is torch.ops.aten.copy_.default and (args[0].is_meta or not self._meta_only):
+        if func is torch.ops.aten.copy_.default and self._counts(args[0], args[1]):
             self._note(args[0], args[1])
         return func(*args, **(kwargs or {}))
+
+    def _counts(self, target: Tensor, source: Tensor) -> bool:
+        if target.is_meta or not self._meta_only:
+            return True
+        if source.is_meta or target.untyped_storage().data_ptr() not in self._direct:
+            return False
+        name = self._names.get(source.untyped_storage().data_ptr())
+        return name is not None and not self.copied[name]
 
     def _note(self, target: Tensor, source: Tensor) -> None:
         name = None if source.is_meta else self._names.get(source.untyped_storage().data_ptr())

@@ -76,6 +76,10 @@ class Engine(Protocol):
         """Allocate again what `release` freed, with whatever contents."""
         ...
 
+    async def live_digests(self) -> list[dict[str, str]]:
+        """Digests of what every rank computes with, by run-time name, in rank order."""
+        ...
+
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the engine's worker extension on every rank (tests, inspection)."""
         ...

@@ -25,7 +25,7 @@ from rl_core.rollout.config import EngineConfig
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.engine_memory import EngineMemory
 from rl_core.rollout.pauses import Pauses
-from rl_core.rollout.protocol import Offer
+from rl_core.rollout.protocol import WEIGHTS, Offer
 from rl_core.rollout.weight_updates import WeightUpdates
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
@@ -220,6 +220,16 @@ class RolloutServer(ABC):
         await self._memory.resume(tags)
 
     # -- inspection
+
+    async def live_digests(self) -> list[dict[str, str]]:
+        """Digests of what the engine's ranks compute with, by run-time name, in rank order.
+
+        Errors: LifecycleError while the weights are released, RolloutError.
+        """
+        self._check_running()
+        if WEIGHTS in self._memory.released:
+            raise LifecycleError("the weights are released: there is nothing to digest")
+        return await self._engine.live_digests()
 
     async def live_state(self) -> dict[str, Any]:
         """What the replica is doing and has: phase, requests in flight, processes, memory."""

@@ -6,6 +6,7 @@ of what is fused, columns of what is summed), everything else whole on every ran
 
 from dataclasses import dataclass
 
+from rl_core.layout import Cut, LayoutSpec, Parameter, Part
 from rl_core.testing.reference_weights import (
     EMBEDDING,
     HEAD,
@@ -85,3 +86,42 @@ def layout(config: ReferenceModelConfig, tp_size: int) -> RankLayout:
             source + "mlp.down_proj.weight": Target(own + "down", 0, 1),
         }
     return RankLayout(parameters, targets, shapes(config))
+
+
+def layout_spec(config: ReferenceModelConfig) -> LayoutSpec:
+    """The same as a layout spec, which the loader does not use.
+
+    What `post_process` derives is in no row: it is declared unknown.
+    """
+    layer = "layers.{layer}."
+    source = f"model.{layer}"
+    fused = {
+        "qkv": [f"self_attn.{part}_proj" for part in "qkv"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+    }
+    kept: dict[str, tuple[str, Cut]] = {
+        "embed": (EMBEDDING, "whole"),
+        "norm": ("model.norm.weight", "whole"),
+        "inv_freq": (INV_FREQ, "whole"),
+        "scale": (SCALE, "whole"),
+        f"{layer}norm_1": (f"{source}input_layernorm.weight", "whole"),
+        f"{layer}norm_2": (f"{source}post_attention_layernorm.weight", "whole"),
+        f"{layer}o": (f"{source}self_attn.o_proj.weight", "columns"),
+        f"{layer}down": (f"{source}mlp.down_proj.weight", "columns"),
+    }
+    if not config.tied:
+        kept["head"] = (HEAD, "whole")
+    rows = [Parameter(name, (Part(*part),)) for name, part in kept.items()]
+    for name, parts in fused.items():
+        sources = tuple(Part(f"{source}{part}.weight", "rows") for part in parts)
+        rows.append(Parameter(layer + name, sources))
+    return LayoutSpec(
+        engine="reference",
+        family="Reference",
+        device="cpu",
+        dtype="float32",
+        layers=config.layers,
+        kv_heads=config.heads,
+        parameters=tuple(rows),
+        unknown=("head_packed", "rotary"),
+    )

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own spelling
 from rl_core import digests
 from rl_core.errors import ManifestMismatchError
 from rl_core.metadata import Manifest, TensorMeta, nearest
+from rl_core.rollout.live_digests import flip_bit
 from rl_core.testing.reference_layout import Target, layout
 from rl_core.testing.reference_weights import ReferenceModelConfig
 from rl_core.torch import content_digest, meta_of
@@ -104,6 +105,10 @@ class RankModel:
             meta: TensorMeta = meta_of(name, plain)
             found[name] = content_digest(meta, plain, digests.WSUM64)
         return found
+
+    def flip(self, name: str, position: float) -> None:
+        """Flip one bit of a live tensor; as `rl_core.rollout.live_digests.flip_bit`."""
+        flip_bit({**self.parameters, **self.derived}[name], position)
 
     def release(self) -> int:
         """Free the storages; the bytes freed. Idempotent."""

@@ -176,6 +176,10 @@ class ReferenceServer:
         """Digests of what is computed with, by run-time name, for each rank."""
         return [model.live_digests() for model in self._ranks]
 
+    def flip(self, rank: int, name: str, position: float) -> None:
+        """Flip one bit of a live tensor of one rank."""
+        self._ranks[rank].flip(name, position)
+
     def _close(self, update: Update, rank: int) -> None:
         if update.close(rank):
             self._gate.apply(Received(update.manifest.version, update.attempt))

@@ -14,6 +14,7 @@ import pytest
 from rl_core.deadlines import Deadline
 from rl_core.errors import ReplicaFencedError
 from rl_core.interfaces import BucketLease, LeasedTensor, LoadReport, RolloutAdapter
+from rl_core.layout import LayoutSpec
 from rl_core.metadata import Manifest
 from rl_core.testing.weight_set import WeightSet, leases
 from rl_core.trajectory import Completion, GenerateRequest, SamplingParams
@@ -35,6 +36,7 @@ class RolloutCapability(StrEnum):
     PREFIX_CACHE = "caches prefixes"
     SEEDS = "per-request seeds reproduce"
     LIVE_DIGESTS = "digests what the engine really holds"
+    LAYOUT = "says in a layout spec what the engine's ranks hold"
 
 
 Fingerprint = list[tuple[list[int], list[float]]]
@@ -57,6 +59,9 @@ class RolloutUnderTest:
             does not use `update_weights`; its adapters must be serving.
         save: writes weights as the directory that `update_weights_from_disk` reads.
         eos_id: token that ends a completion, if samples of `weights_a` may well contain it.
+        layout: the backend's layout spec of this model.
+        flip: flips one bit of a live tensor of one rank: (rank, run-time name, where from 0 to 1);
+            a second call puts it back.
         may_be_deaf: tensors that need not matter to these prompts (experts never chosen).
         long_tokens: length of a completion that takes long enough to be caught in the middle.
         tolerance: largest difference between log-probabilities that counts as equal.
@@ -71,6 +76,8 @@ class RolloutUnderTest:
     cold: Callable[[WeightSet], AbstractContextManager[Sequence[RolloutAdapter]]] | None = None
     save: Callable[[WeightSet, Path], None] | None = None
     eos_id: int | None = None
+    layout: LayoutSpec | None = None
+    flip: Callable[[int, str, float], None] | None = None
     may_be_deaf: frozenset[str] = frozenset()
     long_tokens: int = 256
     tolerance: float = 1e-4

@@ -25,6 +25,7 @@ import pytest
 
 from rl_core.testing.rollout_case import RolloutCapability, RolloutCase, RolloutUnderTest
 from rl_core.testing.rollout_failure_contract import FailureContract
+from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_memory_contract import MemoryContract
 from rl_core.testing.rollout_serving_contract import ServingContract
 from rl_core.testing.rollout_sync_contract import SyncContract
@@ -33,7 +34,12 @@ __all__ = ["RolloutAdapterContract", "RolloutCapability", "RolloutCase", "Rollou
 
 
 class RolloutAdapterContract(
-    FailureContract, SyncContract, ServingContract, MemoryContract, contract=True
+    FailureContract,
+    SyncContract,
+    LiveDigestContract,
+    ServingContract,
+    MemoryContract,
+    contract=True,
 ):
     """Subclass it, give the fixture `rollout`, declare in `lacks` what is lacking and why."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from rl_core.deadlines import Deadline
 from rl_core.errors import VerificationError
-from rl_core.interfaces import LoadReport, SupportsLiveDigests
+from rl_core.interfaces import LoadReport
 from rl_core.testing.contract import Contract
 from rl_core.testing.rollout_case import RolloutCapability, RolloutCase
 from rl_core.testing.weight_set import WeightSet, leases
@@ -108,21 +108,6 @@ class SyncContract(Contract, contract=True):
         case.first.commit(manifest.version, case.given.timeout_s)
         case.assert_same(case.fingerprint(), case.base_b)
         case.assert_repaired_by_sync()
-
-    def test_live_digests_follow_the_weights(self, case: RolloutCase) -> None:
-        """They change with the weights, come back with them, and with nothing else."""
-        self.need(RolloutCapability.LIVE_DIGESTS)
-        adapter = case.first
-        assert isinstance(adapter, SupportsLiveDigests), "declare that LIVE_DIGESTS is lacking"
-        found = []
-        for weights in (case.given.weights_a, case.given.weights_b, case.given.weights_a):
-            case.sync(weights)
-            found.append(adapter.live_digests(case.given.timeout_s))
-        assert len(found[0]) == len(case.given.adapters)
-        assert found[0] == found[2]
-        for before, after in zip(found[0], found[1], strict=True):
-            assert before.keys() == after.keys()
-            assert before != after
 
 
 def _ordered(weights: WeightSet, order: str) -> WeightSet:

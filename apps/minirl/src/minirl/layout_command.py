@@ -1,0 +1,43 @@
+"""`minirl layout`: what each rank of a rollout engine holds of a model, by the backend's table.
+
+Starts nothing and reads no weights.
+"""
+
+import json
+from collections.abc import Sequence
+
+from minirl.config import load_config
+from minirl.devices import detect_device
+from minirl.models import resolve_model
+from minirl.plan import rollout_config
+from rl_core import plugins
+from rl_core.errors import ConfigError
+from rl_core.layout_text import described
+
+
+def layout_lines(arguments: Sequence[str]) -> list[str]:
+    """The table's lines.
+
+    Args:
+        arguments: a model's directory (none: that of the configuration), then `key=value`s.
+
+    Errors: ConfigError for a wrong key, a directory without a model, an architecture or a backend
+    without a table.
+    """
+    given = list(arguments)
+    model = given.pop(0) if given and "=" not in given[0] else None
+    config = load_config(given)
+    path, _ = resolve_model(model or config.actor.model_config.local_path)
+    backend = plugins.load_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name)
+    if backend.layout is None:
+        raise ConfigError(f"rollout.name={config.rollout.name}: the backend has no layout tables")
+    values = rollout_config(config, path) | {"local_path": str(path)}
+    engine = plugins.build_config(plugins.load_object(backend.config_cls), values, "rollout")
+    try:
+        model_config = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: config.json cannot be read: {error}") from error
+    spec = plugins.load_object(backend.layout)(
+        model_config, engine, detect_device(config.cluster.device)
+    )
+    return list(described(spec))
