@@ -286,6 +286,8 @@ BAD_FILES = {
     "raise SystemExit(2)": "SystemExit: 2",
     "import os; os._exit(9)": r"ended the process \(exit code 9\)",
     "def reward(completions, gold): ...": "needs 'gold', the data set has .*answer",
+    "def reward(): ...": "takes none of completions, completion_ids",
+    "class reward: ...": "'reward' is a class, not a function",
 }
 
 

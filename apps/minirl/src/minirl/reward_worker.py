@@ -81,6 +81,8 @@ def _load(target: Target) -> Callable[..., Any] | Refused:
             function = function(**target.arguments)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file is the user's: the edge
         return Refused(f"importing it failed: {describe(error, target.path)}", [])
+    if inspect.isclass(function):
+        return Refused(f"{target.name!r} is a class, not a function", _functions(module))
     if callable(function):
         return function  # type: ignore[no-any-return]
     return Refused(f"it defines no function {target.name!r}", _functions(module))

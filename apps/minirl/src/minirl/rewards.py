@@ -23,6 +23,7 @@ from rl_core.errors import ConfigError
 __all__ = ["InProcessScorer", "RewardError", "RewardSettings", "Scorer", "load_scorer"]
 
 DEFAULT_NAME = "reward"
+ANSWERS = ("completions", "completion_ids")
 
 
 class RewardSettings(Protocol):
@@ -133,6 +134,13 @@ def _check_columns(scorer: FunctionScorer, columns: Collection[str], path: str) 
     if missing:
         scorer.close()
         msg = f"reward.path={path}: it needs {missing[0]!r}, the data set has {', '.join(known)}"
+        raise ConfigError(msg)
+    signature = scorer.signature
+    if not signature.takes_any and not {*ANSWERS} & {*signature.parameters}:
+        scorer.close()
+        msg = (
+            f"reward.path={path}: it takes none of {', '.join(ANSWERS)}"
+        )
         raise ConfigError(msg)
 
 
