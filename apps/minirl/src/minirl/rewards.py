@@ -138,9 +138,7 @@ def _check_columns(scorer: FunctionScorer, columns: Collection[str], path: str) 
     signature = scorer.signature
     if not signature.takes_any and not {*ANSWERS} & {*signature.parameters}:
         scorer.close()
-        msg = (
-            f"reward.path={path}: it takes none of {', '.join(ANSWERS)}"
-        )
+        msg = f"reward.path={path}: it takes none of {', '.join(ANSWERS)}"
         raise ConfigError(msg)
 
 

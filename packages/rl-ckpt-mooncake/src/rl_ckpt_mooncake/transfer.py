@@ -109,11 +109,8 @@ class Transfer:
             check: called while waiting; raises to stop that. The transfer itself goes on then, so
                 the memory must be kept until `close`.
         """
-        submit = self._open().batch_transfer_async_read
         # One batch for each: transfer_check_status looks at the first task of a batch only.
-        batches = [
-            submit(session, [run.mine], [run.theirs], [run.nbytes]) for run in runs if run.nbytes
-        ]
+        batches = [self._begin_reading(session, run) for run in runs if run.nbytes]
         for batch in batches:
             self._await(batch, f"reading {what} from {session}", check)
 
@@ -129,6 +126,12 @@ class Transfer:
         may be given back after it, not before.
         """
         self._engine = None
+
+    def _begin_reading(self, session: str, run: Run) -> int:
+        """Nothing of the engine stays in a variable: a failure's traceback would keep it open."""
+        return int(
+            self._open().batch_transfer_async_read(session, [run.mine], [run.theirs], [run.nbytes])
+        )
 
     def _await(self, batch: int, what: str, check: Callable[[], None]) -> None:
         """Wait without spinning, as Mooncake's own waiting calls do: that costs them a core."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 import threading
@@ -131,3 +132,5 @@ def _reap(line: ChainOutlet | ChainInlet, station: Station) -> None:
         while not worker.join(_SLACK_S):
             pass
     station.destroy()
+    # An exception and the frames that it passed refer to each other; some refer to the engine.
+    gc.collect()

@@ -1,6 +1,7 @@
 """Calls in the wrong order are refused, closing is idempotent, nothing is kept that piles up."""
 
 import time
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -158,7 +159,7 @@ class LifecycleContract(Contract, contract=True):
             fault = {"sender 0": {"mishap": Mishap(3, "raise")}}
             assert not group.sync(plenty, None, fault, case.deadline_s).ok
         assert group.sync(plenty).ok
-        for name, after in _held(group).items():
+        for name, after in _settled(group, before).items():
             assert len(after.listening) <= len(before[name].listening), f"{name} keeps sockets open"
             assert after.descriptors <= before[name].descriptors, f"{name} keeps files open"
             assert after.threads <= before[name].threads, f"{name} keeps threads"
@@ -172,10 +173,7 @@ class LifecycleContract(Contract, contract=True):
         for _ in range(2):
             for member in group.members:
                 member.handle.call("shutdown", timeout=case.deadline_s)
-        end = time.monotonic() + CLOSED_S
-        while any(held.listening for held in _held(group).values()) and time.monotonic() < end:
-            time.sleep(0.1)
-        for name, after in _held(group).items():
+        for name, after in _settled(group, {}).items():
             assert not after.listening, f"{name} still listens on {after.listening}"
         plenty = many_buckets()
         assert_arrived(case.group().sync(plenty), plenty, XXH3_128)
@@ -183,6 +181,18 @@ class LifecycleContract(Contract, contract=True):
 
 def _held(group: TransferGroup) -> dict[str, Held]:
     return {str(member): member.handle.call("held", timeout=30) for member in group.members}
+
+
+def _settled(group: TransferGroup, before: Mapping[str, Held]) -> dict[str, Held]:
+    """What is held once no more sockets listen than before, or after `CLOSED_S`."""
+    end = time.monotonic() + CLOSED_S
+    while True:
+        held = _held(group)
+        allowed = {name: len(before[name].listening) if before else 0 for name in held}
+        settled = all(len(found.listening) <= allowed[name] for name, found in held.items())
+        if settled or time.monotonic() >= end:
+            return held
+        time.sleep(0.1)
 
 
 def _unbuilt(case: CheckpointCase) -> TransferGroup:
