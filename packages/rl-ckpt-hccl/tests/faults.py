@@ -1,12 +1,11 @@
 """Damage to the broadcasts of one engine, for the contract."""
 
-from collections.abc import Callable
-
 import torch
 
 from rl_ckpt_hccl.transport import BroadcastInlet
 from rl_core.interfaces import CheckpointEngine
-from rl_core.transfer.plan import Segment, TransferPlan
+from rl_core.testing.segment_faults import on_segment
+from rl_core.transfer.plan import TransferPlan
 
 
 def corrupt(engine: CheckpointEngine, tensor: str) -> None:
@@ -36,28 +35,9 @@ def corrupt(engine: CheckpointEngine, tensor: str) -> None:
 
 def truncate(engine: CheckpointEngine, tensor: str) -> None:
     """The sender's broadcast that carries `tensor` is shorter than announced."""
-    _on_start(engine, tensor, lambda start, segment, data: start(segment, data[: len(data) // 2]))
+    on_segment(engine, tensor, lambda start, segment, data: start(segment, data[: len(data) // 2]))
 
 
 def lose(engine: CheckpointEngine, tensor: str) -> None:
     """The sender's broadcast that carries `tensor` never begins."""
-    _on_start(engine, tensor, lambda start, segment, data: None)
-
-
-def _on_start(engine: CheckpointEngine, tensor: str, damage: Callable[..., None]) -> None:
-    make = engine._mover._transport.outlet
-
-    def outlet(plan, watch):
-        made = make(plan, watch)
-        start = made.start
-
-        def damaged(segment: Segment, data: torch.Tensor) -> None:
-            if any(part.meta.name == tensor for part in segment.parts):
-                damage(start, segment, data)
-            else:
-                start(segment, data)
-
-        made.start = damaged
-        return made
-
-    engine._mover._transport.outlet = outlet
+    on_segment(engine, tensor, lambda start, segment, data: None)

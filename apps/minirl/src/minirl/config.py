@@ -4,10 +4,8 @@ The dataclasses below are the whole schema; a key exists only once it works. `lo
 the layers with OmegaConf and turns every mistake into one line (`ConfigError`).
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,19 +13,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from minirl.config_keys import expand_home
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
 PRESETS = Path(__file__).parent / "configs"
-_PATHS = (
-    "actor.model_config.local_path",
-    "rollout.local_path",
-    "checkpoint_engine.root_dir",
-    "trainer.run_dir",
-    "data.path",
-    "data.eval_path",
-    "reward.path",
-)
 _OPEN_KEYS = ("rollout.engine_kwargs", "checkpoint_engine.options", "data.reasoning_gym")
 
 
@@ -256,18 +246,8 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"{key}{_one_line(error)}") from error
-    _expand_home(config)
+    expand_home(config)
     return config
-
-
-def _expand_home(config: MiniRLConfig) -> None:
-    """A shell leaves the `~` of key=~/path as it is."""
-    for key in _PATHS:
-        *sections, name = key.split(".")
-        node = reduce(getattr, sections, cast("Any", config))
-        value = getattr(node, name)
-        if value is not None:
-            setattr(node, name, os.path.expanduser(value))
 
 
 def as_yaml(config: MiniRLConfig) -> str:

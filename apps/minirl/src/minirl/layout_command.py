@@ -3,11 +3,11 @@
 Starts nothing and reads no weights.
 """
 
-import json
 from collections.abc import Sequence
 
 from minirl.config import load_config
 from minirl.devices import detect_device
+from minirl.model_check import read_model_config
 from minirl.models import resolve_model
 from minirl.plan import rollout_config
 from rl_core import plugins
@@ -33,11 +33,7 @@ def layout_lines(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(f"rollout.name={config.rollout.name}: the backend has no layout tables")
     values = rollout_config(config, path) | {"local_path": str(path)}
     engine = plugins.build_config(plugins.load_object(backend.config_cls), values, "rollout")
-    try:
-        model_config = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: config.json cannot be read: {error}") from error
-    spec = plugins.load_object(backend.layout)(
-        model_config, engine, detect_device(config.cluster.device)
+    device = detect_device(config.cluster.device)
+    return list(
+        described(plugins.load_object(backend.layout)(read_model_config(path), engine, device))
     )
-    return list(described(spec))

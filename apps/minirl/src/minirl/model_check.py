@@ -25,7 +25,7 @@ _SIZES = (
 
 def check_model(path: Path, config: MiniRLConfig) -> None:
     """ConfigError if the model cannot be trained or served as the configuration says."""
-    model = _read(path, _KEY)
+    model = read_model_config(path)
     _check_kind(model, path)
     _check_length(model, config)
     _check_heads(model, config.rollout.tensor_model_parallel_size)
@@ -34,7 +34,7 @@ def check_model(path: Path, config: MiniRLConfig) -> None:
 def check_same_model(trained: Path, served: Path) -> None:
     """ConfigError if the weights of one directory's model cannot be loaded into the other's."""
     key = "rollout.local_path"
-    mine, theirs = _read(trained, _KEY), _read(served, key)
+    mine, theirs = read_model_config(trained), read_model_config(served, key)
     for name in _SIZES:
         if mine.get(name) != theirs.get(name):
             msg = (
@@ -44,7 +44,8 @@ def check_same_model(trained: Path, served: Path) -> None:
             raise ConfigError(msg)
 
 
-def _read(path: Path, key: str) -> dict[str, Any]:
+def read_model_config(path: Path, key: str = _KEY) -> dict[str, Any]:
+    """The parsed `config.json` of the directory that `key` names; ConfigError if it has none."""
     try:
         model = json.loads((path / "config.json").read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minirl.config import CheckpointEngineConfig, MiniRLConfig
+from minirl.config_keys import value_of
 from minirl.devices import detect_device
 from minirl.memory_budget import check_memory
 from minirl.model_check import check_model, check_same_model
@@ -126,13 +127,6 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     return plan
 
 
-def _value(config: MiniRLConfig, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node
-
-
 def _check_finite(node: Any, key: str) -> None:
     if isinstance(node, float) and not math.isfinite(node):
         raise ConfigError(f"{key}={node}: must be a finite number")
@@ -143,17 +137,17 @@ def _check_finite(node: Any, key: str) -> None:
 
 def _check_values(config: MiniRLConfig) -> None:
     for key, choices in _CHOICES.items():
-        _check_choice(key, _value(config, key), choices)
+        _check_choice(key, value_of(config, key), choices)
     for reporter in config.trainer.report_to:
         _check_choice("trainer.report_to", reporter, _REPORTERS)
     _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
-        value = _value(config, key)
+        value = value_of(config, key)
         if value is None or value < bound:
             raise ConfigError(f"{key}={value}: must be at least {bound:g}")
     for key in _POSITIVE:
-        if _value(config, key) <= 0:
-            raise ConfigError(f"{key}={_value(config, key)}: must be greater than 0")
+        if value_of(config, key) <= 0:
+            raise ConfigError(f"{key}={value_of(config, key)}: must be greater than 0")
     if config.trainer.seed >= 1 << 32:
         raise ConfigError(f"trainer.seed={config.trainer.seed}: must be below 2^32")
     if not 0 < config.rollout.top_p <= 1:
@@ -173,7 +167,7 @@ def _check_nodes(config: MiniRLConfig) -> None:
     if config.cluster.ray_address is not None:
         return
     for role in ("actor", "rollout"):
-        nnodes = _value(config, f"cluster.{role}.nnodes")
+        nnodes = value_of(config, f"cluster.{role}.nnodes")
         if nnodes > 1:
             msg = (
                 f"cluster.{role}.nnodes={nnodes}: the Ray that a run starts has one node; start "

@@ -88,18 +88,8 @@ def layout(
         # MoE kernels for accelerators may swap or block the stacks (the choice is SGLang's).
         stacks = {row.name for row in experts("experts", pad=1)}
         rows, unknown = tuple(row for row in rows if row.name not in stacks), tuple(stacks)
-    return LayoutSpec(
-        engine="sglang",
-        family=facts.family,
-        device=device,
-        dtype=config.dtype,
-        layers=facts.layers,
-        kv_heads=facts.kv_heads,
-        parameters=rows,
-        buffers=tuple(_buffers(facts, config, device)),
-        unused=(HEAD,) if facts.tied else (),
-        unknown=unknown,
-    )
+    buffers = _buffers(facts, config, device)
+    return facts.laid_out("sglang", device, config.dtype, rows, buffers, unknown)
 
 
 def _buffers(facts: ModelFacts, config: SglangConfig, device: str) -> Iterator[Buffer]:

@@ -64,18 +64,8 @@ def layout(model_config: Mapping[str, Any], config: VllmConfig, device: str = "c
         rows = tuple(_packed(rows))
     # On accelerators the kernel that vLLM chooses may swap the halves of the stacks or block them.
     known, unknown = (stacks, ()) if device == "cpu" else ((), tuple(row.name for row in stacks))
-    return LayoutSpec(
-        engine="vllm",
-        family=facts.family,
-        device=device,
-        dtype=config.dtype,
-        layers=facts.layers,
-        kv_heads=facts.kv_heads,
-        parameters=(*rows, *known),
-        buffers=tuple(_buffers(facts, config.dtype, device)),
-        unused=(HEAD,) if facts.tied else (),
-        unknown=unknown,
-    )
+    buffers = _buffers(facts, config.dtype, device)
+    return facts.laid_out("vllm", device, config.dtype, (*rows, *known), buffers, unknown)
 
 
 def _packed(rows: tuple[Parameter, ...]) -> Iterator[Parameter]:

@@ -4,12 +4,12 @@ An engine's `layout` module puts its tables together from these and its own. Wha
 compared with the live tensors of vLLM 0.32 and SGLang 0.5.23.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl_core.errors import ConfigError
-from rl_core.layout import Cut, Parameter, Part, Rotary
+from rl_core.layout import Buffer, Cut, LayoutSpec, Parameter, Part, Rotary
 from rl_core.metadata import nearest
 
 LAYER = "model.layers.{layer}."
@@ -140,6 +140,29 @@ class ModelFacts:
     tied: bool
     positions: int
     raw: Mapping[str, Any]
+
+    def laid_out(
+        self,
+        engine: str,
+        device: str,
+        dtype: str,
+        rows: Iterable[Parameter],
+        buffers: Iterable[Buffer],
+        unknown: Iterable[str],
+    ) -> LayoutSpec:
+        """The layout that consists of these rows; a tied head in the checkpoint is not used."""
+        return LayoutSpec(
+            engine=engine,
+            family=self.family,
+            device=device,
+            dtype=dtype,
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            parameters=tuple(rows),
+            buffers=tuple(buffers),
+            unused=(HEAD,) if self.tied else (),
+            unknown=tuple(unknown),
+        )
 
 
 def facts_of(config: Mapping[str, Any], known: Mapping[str, Any]) -> ModelFacts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rl_core.testing.segment_faults import on_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def corrupt(engine: CheckpointEngine, tensor: str) -> None:
     """A byte of the segment is flipped on the way."""
-    _on_start(
+    on_segment(
         engine, tensor, lambda start, segment, data: start(segment, _flipped(data, segment, tensor))
     )
 
@@ -27,7 +29,7 @@ def truncate(engine: CheckpointEngine, tensor: str) -> None:
         for line in start.__self__._lines:  # type: ignore[attr-defined]
             line.put(data[: len(data) // 2].clone())
 
-    _on_start(engine, tensor, half)
+    on_segment(engine, tensor, half)
 
 
 def lose(engine: CheckpointEngine, tensor: str) -> None:
@@ -37,7 +39,7 @@ def lose(engine: CheckpointEngine, tensor: str) -> None:
         del segment, data
         start.__self__._lines = []  # type: ignore[attr-defined]
 
-    _on_start(engine, tensor, silence)
+    on_segment(engine, tensor, silence)
 
 
 def _flipped(data: torch.Tensor, segment: Segment, tensor: str) -> torch.Tensor:
@@ -45,22 +47,3 @@ def _flipped(data: torch.Tensor, segment: Segment, tensor: str) -> torch.Tensor:
     slot = next(part.slot for part in segment.parts if part.meta.name == tensor)
     changed[slot.offset - segment.offset] ^= 1
     return changed
-
-
-def _on_start(engine: Any, tensor: str, damage: Callable[..., None]) -> None:
-    make = engine._mover._transport.outlet
-
-    def outlet(plan: Any, watch: Any) -> Any:
-        made = make(plan, watch)
-        start = made.start
-
-        def damaged(segment: Segment, data: torch.Tensor) -> None:
-            if any(part.meta.name == tensor for part in segment.parts):
-                damage(start, segment, data)
-            else:
-                start(segment, data)
-
-        made.start = damaged
-        return made
-
-    engine._mover._transport.outlet = outlet
