@@ -4,7 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_ckpt_disk.layout import CheckpointLayout
+from rl_ckpt_disk.shards import ShardWriter
 from rl_core.interfaces import CheckpointEngine
+from rl_core.metadata import TensorMeta
+
+
+def miscopy(engine: CheckpointEngine, tensor: str) -> None:
+    """A byte of the tensor is another one when it is written next."""
+    write = ShardWriter.write
+
+    def damaged(writer: ShardWriter, meta: TensorMeta, data: memoryview) -> None:
+        if meta.name == tensor:
+            ShardWriter.write = write
+            data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
+        write(writer, meta, data)
+
+    ShardWriter.write = damaged
 
 
 def corrupt(engine: CheckpointEngine, tensor: str) -> None:

@@ -20,9 +20,13 @@ class TestDisk(CheckpointEngineContract, ChannelContract):
     backend = "disk"
     fault_deadline_s = 2.0
     faults: ClassVar = {
+        CheckpointFault.MISCOPIED: FaultHook("sender 0", f"{FAULTS}:miscopy"),
         CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose", FIRST_FILE),
+    }
+    not_applicable: ClassVar = {
+        "test_forged_bucket_of_a_member": "a version is a directory: no buckets are announced"
     }
 
     @pytest.fixture(scope="class")

@@ -23,6 +23,7 @@ _FAULTS = Path(__file__).with_name("faults.py")
 class TestHccl(CheckpointEngineContract, ChannelContract):
     backend = "hccl"
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
+        CheckpointFault.MISCOPIED: FaultHook("sender 0", "rl_core.testing.segment_faults:miscopy"),
         CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{_FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{_FAULTS}:lose"),

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rl_ckpt_hccl import process_group
+from rl_ckpt_hccl.communicator import Communicator
 from rl_ckpt_hccl.config import HcclConfig
 from rl_ckpt_hccl.engine import HcclCheckpointEngine
 from rl_ckpt_hccl.gloo_sockets import GlooSockets, _listening
@@ -23,6 +24,7 @@ from rl_core.interfaces import TransferRole
 from rl_core.testing.weight_set import WeightSet
 from rl_core.torch import as_bytes
 from rl_core.transfer.engine import StreamingEngine
+from rl_core.transfer.watch import Watch
 from rl_core.versions import PolicyVersion
 
 SECONDS = 20.0
@@ -135,6 +137,15 @@ def test_hccl_without_torch_npu_says_so(monkeypatch):
     monkeypatch.setattr(process_group.importlib, "import_module", missing)
     with pytest.raises(ComponentNotFoundError, match="torch_npu"):
         HcclCheckpointEngine(HcclConfig(), TransferRole("sender", 0, "npu", key=new_key()))
+
+
+@pytest.mark.parametrize("told", [b"\xff\xfe", b"127.0.0.1", b"127.0.0.1 eighty", b""])
+def test_what_a_stranger_wrote_into_the_store_is_a_transfer_error(told):
+    """torch's stores ask nobody who they are."""
+    store = dist.HashStore()
+    store.set("address/1", told)
+    with pytest.raises(TransferError, match="address of rank 1; somebody else"):
+        Communicator.connect(Library("gloo"), store, (0, 2), Watch(Deadline.after(SECONDS)))
 
 
 def test_group_is_ended_while_it_blocks():

@@ -22,6 +22,7 @@ class TestMooncake(CheckpointEngineContract, ChannelContract):
     backend = "mooncake"
     fault_deadline_s: ClassVar[float] = 3.0
     faults: ClassVar[Mapping[CheckpointFault, FaultHook]] = {
+        CheckpointFault.MISCOPIED: FaultHook("sender 0", "rl_core.testing.segment_faults:miscopy"),
         CheckpointFault.CORRUPTED: FaultHook("receiver 0", f"{_FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{_FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{_FAULTS}:lose"),

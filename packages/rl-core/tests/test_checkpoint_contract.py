@@ -8,12 +8,14 @@ import pytest
 
 from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import CheckpointCapability, CheckpointEngineContract
-from rl_core.testing.checkpoint_defects import Defect, patched
+from rl_core.testing.checkpoint_defects import Defect
 from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
+from rl_core.testing.protocol_defects import patched
 from rl_core.testing.thread_launcher import ThreadLauncher
 
 BACKEND = "rl_core.testing.checkpoint_defects:LOOPBACK"
 FAULTS = "rl_core.testing.loopback_faults"
+MISCOPY = "rl_core.testing.segment_faults:miscopy"
 ONE_PROCESS = "the ranks are threads of one process"
 
 
@@ -24,6 +26,7 @@ class TestLoopback(CheckpointEngineContract, ChannelContract):
     }
     fault_deadline_s = 2.0
     faults: ClassVar = {
+        CheckpointFault.MISCOPIED: FaultHook("sender 0", MISCOPY),
         CheckpointFault.CORRUPTED: FaultHook("sender 0", f"{FAULTS}:corrupt"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", f"{FAULTS}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", f"{FAULTS}:lose"),
@@ -67,20 +70,32 @@ FOUND_BY = {
     Defect.BARE_TIMEOUT: ("test_damage_on_the_way[missing]", "is not named in"),
     Defect.SHORT_READ: ("test_damage_on_the_way[truncated]", "the connection broke off"),
     Defect.UNSIGNED: ("test_forged_message_of_a_member[wrongly_signed]", "should have ended"),
+    Defect.PATIENT: ("test_only_receiver_stalls", "waited until the receiver woke up"),
+    Defect.LATE_DIGEST: ("test_damage_on_the_way[miscopied]", "should have ended"),
+    Defect.UNCOUNTED_ACKS: ("test_forged_bucket_of_a_member[ahead]", "should have ended"),
+    Defect.UNREAD_CONTENTS: ("test_forged_bucket_of_a_member[other_names]", "should have ended"),
+    Defect.ANY_TRAILER: (
+        "test_forged_message_of_a_member[other_digest_at_the_end]",
+        "should have ended",
+    ),
+    Defect.ANY_KIND: ("test_forged_message_of_a_member[no_digests]", "should have ended"),
+    Defect.MALFORMED: ("test_forged_message_of_a_member[malformed]", "foreign error"),
 }
 
 TEMPLATE = """
 import pytest
 from rl_core.testing.channel_contract import ChannelContract
 from rl_core.testing.checkpoint_contract import CheckpointEngineContract
-from rl_core.testing.checkpoint_defects import Defect, patched
+from rl_core.testing.checkpoint_defects import Defect
 from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
+from rl_core.testing.protocol_defects import patched
 from rl_core.testing.thread_launcher import ThreadLauncher
 
 
 class TestDefect(CheckpointEngineContract, ChannelContract):
     backend = "{backend}"
     faults = {{
+        CheckpointFault.MISCOPIED: FaultHook("sender 0", "{miscopy}"),
         CheckpointFault.TRUNCATED: FaultHook("sender 0", "{faults}:truncate"),
         CheckpointFault.MISSING: FaultHook("sender 0", "{faults}:lose"),
     }}
@@ -113,7 +128,9 @@ class Reports:
 
 def run_contract(tmp_path: Path, defect: Defect, *tests: str) -> Reports:
     file = tmp_path / f"test_{defect.name.lower()}.py"
-    file.write_text(TEMPLATE.format(backend=BACKEND, faults=FAULTS, defect=defect.name))
+    file.write_text(
+        TEMPLATE.format(backend=BACKEND, faults=FAULTS, miscopy=MISCOPY, defect=defect.name)
+    )
     reports = Reports()
     names = [f"{file}::TestDefect::{test}" for test in tests]
     quiet = ["-q", "--no-header", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

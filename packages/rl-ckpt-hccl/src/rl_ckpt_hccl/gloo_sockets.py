@@ -45,11 +45,15 @@ class GlooSockets:
             logger.debug("the port of a gloo device could not be told from others: %s", sorted(new))
 
     def exchange(self, store: Store, rank: int, size: int) -> None:
-        """Tell the members this rank's address, and take theirs. Collective."""
+        """Tell the members this rank's address, and take theirs. Collective.
+
+        Errors: RuntimeError, as the store's own, for what no member has written there: stores take
+        in what anybody sends.
+        """
         host, port = self._own or ("", 0)
         store.set(f"address/{rank}", f"{host} {port}")
-        told = (store.get(f"address/{peer}").decode().split(" ") for peer in range(size))
-        self._members = {(host, int(port)) for host, port in told if host}
+        told = [_address(store.get(f"address/{peer}"), peer) for peer in range(size)]
+        self._members = {address for address in told if address[0]}
 
     def break_off(self) -> None:
         """Shut every connection of the group down. Idempotent; never raises."""
@@ -66,6 +70,15 @@ class GlooSockets:
         # First: the listening socket has no peer, and gloo would not survive its shutdown.
         peer = connection.getpeername()[:2]
         return connection.getsockname()[:2] == self._own or peer in self._members
+
+
+def _address(told: bytes, peer: int) -> Address:
+    try:
+        host, port = told.decode().split(" ")
+        return host, int(port)
+    except ValueError as error:
+        msg = f"the store has {told[:40]!r} for the address of rank {peer}; somebody else wrote it"
+        raise RuntimeError(msg) from error
 
 
 def _listening() -> Iterator[Address]:

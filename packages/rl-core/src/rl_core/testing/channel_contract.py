@@ -16,7 +16,8 @@ from rl_core.channel import Channel, connect, new_key
 from rl_core.deadlines import Deadline
 from rl_core.digests import XXH3_128
 from rl_core.errors import MessageError, MiniRLError, PeerLostError
-from rl_core.testing.channel_forgeries import FORGERIES
+from rl_core.testing.bucket_forgeries import BUCKET_FORGERIES
+from rl_core.testing.channel_forgeries import FORGERIES, Forgery
 from rl_core.testing.checkpoint_assertions import assert_arrived, assert_ended
 from rl_core.testing.checkpoint_recipe import RUN_ID
 from rl_core.testing.checkpoint_samples import SMALL
@@ -42,22 +43,12 @@ class ChannelContract(Contract, contract=True):
     @pytest.mark.parametrize("name", FORGERIES)
     def test_forged_message_of_a_member(self, case: CheckpointCase, name: str) -> None:
         """Nobody goes on with it: who hears it says what it was, and all end in time."""
-        forgery = FORGERIES[name]
-        for liar in forgery.members:
-            group = case.group()
-            case.dirty = True
-            assert not group.connect()
-            member = group.member(liar)
-            member.handle.call("arm", forgery.function, "", timeout=case.grace_s)
-            manifest = SMALL.manifest(case.version())
-            outcome = group.transfer(SMALL, manifest, deadline_s=case.deadline_s)
-            group.finalize(success=False)
-            hearing = "receiver 0" if liar == "sender 0" else "sender 0"
-            assert_ended(outcome, {hearing: forgery.error}, forgery.says)
-            # The connection on which it was heard is closed: its other end learns no more.
-            assert_ended(outcome, dict.fromkeys((liar, "receiver 1"), MiniRLError))
-            case.dirty = False  # the same engines are to recover
-            assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
+        _assert_refused(case, FORGERIES[name])
+
+    @pytest.mark.parametrize("name", BUCKET_FORGERIES)
+    def test_forged_bucket_of_a_member(self, case: CheckpointCase, name: str) -> None:
+        """As before, of messages about buckets; for engines that announce some."""
+        _assert_refused(case, BUCKET_FORGERIES[name])
 
     def test_strangers_at_the_door(self, case: CheckpointCase) -> None:
         """Whoever comes while the group is built is told why not, or nothing; then all join."""
@@ -80,6 +71,24 @@ class ChannelContract(Contract, contract=True):
         outcome = group.transfer(SMALL, manifest)
         group.finalize(outcome.ok)
         assert_arrived(outcome, SMALL, XXH3_128)
+
+
+def _assert_refused(case: CheckpointCase, forgery: Forgery) -> None:
+    for liar in forgery.members:
+        group = case.group()
+        case.dirty = True
+        assert not group.connect()
+        member = group.member(liar)
+        member.handle.call("arm", forgery.function, "", timeout=case.grace_s)
+        manifest = SMALL.manifest(case.version())
+        outcome = group.transfer(SMALL, manifest, deadline_s=case.deadline_s)
+        group.finalize(success=False)
+        hearing = "receiver 0" if liar == "sender 0" else "sender 0"
+        assert_ended(outcome, {hearing: forgery.error}, forgery.says)
+        # The connection on which it was heard is closed: its other end learns no more.
+        assert_ended(outcome, dict.fromkeys((liar, "receiver 1"), MiniRLError))
+        case.dirty = False  # the same engines are to recover
+        assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
 
 _EXPECTED = {

@@ -7,16 +7,12 @@ engine without a defect is among them, as the control.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
-from rl_core import digests
-from rl_core.buckets import BucketCursor, Slot, align
 from rl_core.errors import TransferError
 from rl_core.interfaces import CheckpointBackend
 from rl_core.testing.loopback_transport import (
@@ -25,7 +21,6 @@ from rl_core.testing.loopback_transport import (
     LoopbackTransport,
 )
 from rl_core.torch import as_bytes
-from rl_core.transfer import packing
 from rl_core.transfer.engine import StreamingEngine
 from rl_core.transfer.messages import BucketReady
 
@@ -61,6 +56,13 @@ class Defect(StrEnum):
     BARE_TIMEOUT = "what never came is waited for in vain, and nothing says what it was"
     SHORT_READ = "bytes that are too few are taken for a broken connection"
     UNSIGNED = "messages are believed whoever has signed them"
+    PATIENT = "an acknowledgement is waited for without a deadline"
+    LATE_DIGEST = "digests are taken of what was packed, not of what the trainer gave"
+    UNCOUNTED_ACKS = "an acknowledgement counts for whatever bucket was due"
+    UNREAD_CONTENTS = "what is announced for a bucket is not compared with the plan"
+    ANY_TRAILER = "the digest of digests at the end is not looked at"
+    ANY_KIND = "a sender without digests is good enough for a receiver that insists on them"
+    MALFORMED = "a message that cannot be decoded raises what the decoder raises"
 
 
 @dataclass(frozen=True)
@@ -114,21 +116,6 @@ class DefectiveEngine(StreamingEngine):
                 tell(message, watch)
 
         self._peers.tell = telling  # type: ignore[method-assign]
-
-
-def patched(defect: Defect) -> AbstractContextManager[object]:
-    """What a defect needs changed in shared code, for as long as the context lasts."""
-    match defect:
-        case Defect.UNALIGNED:
-            return mock.patch.object(BucketCursor, "slots", _unaligned_slots)
-        case Defect.OVERSIZED:
-            return mock.patch.object(BucketCursor, "slots", _asserting_slots)
-        case Defect.XOR_DIGEST:
-            return mock.patch.object(packing, "content_digest", _xor_digest)
-        case Defect.UNSIGNED:
-            return mock.patch("rl_core.channel.hmac.compare_digest", return_value=True)
-        case _:
-            return nullcontext()
 
 
 # --------------------------------------------------------------------------- streams, leases
@@ -265,29 +252,6 @@ class _SilentInlet(LoopbackInlet):
         if len(data) != segment.nbytes:
             raise TransferError("the connection broke off")
         return data
-
-
-# --------------------------------------------------------------------------- shared code
-
-
-def _unaligned_slots(cursor: BucketCursor, nbytes: int) -> Iterator[Slot]:
-    with mock.patch("rl_core.buckets.align", lambda size: size):
-        slots = list(_SLOTS(cursor, nbytes))
-    yield from slots
-
-
-def _asserting_slots(cursor: BucketCursor, nbytes: int) -> Iterator[Slot]:
-    assert align(nbytes) <= cursor._capacity, "tensor does not fit, raise the bucket size"
-    return _SLOTS(cursor, nbytes)
-
-
-_SLOTS = BucketCursor.slots
-
-
-def _xor_digest(meta: TensorMeta, tensor: torch.Tensor, kind: str) -> str:
-    del kind
-    words = as_bytes(tensor)
-    return f"{digests.XXH3_128}:{int(words.sum()) if words.numel() else meta.nbytes:032x}"
 
 
 LOOPBACK = CheckpointBackend(

@@ -30,6 +30,9 @@ from rl_core.testing.contract import Contract
 PLENTY = many_buckets(10)
 """More than any engine can have on the way at once."""
 
+LONGER_S = 3.0
+"""By so much a stall outlasts the deadline, where the order of the ends counts."""
+
 HARMED = PLENTY.tensors[7].name
 
 
@@ -96,7 +99,22 @@ class FailureContract(Contract, contract=True):
         mishap = Mishap(1, "stall", case.fault_deadline_s + 1)
         outcome = _sync(group, case, "receiver 0", mishap)
         assert_ended(outcome, _others("sender 0", error=TransferTimeoutError))
+        assert_ended(outcome, _others("receiver 0", "receiver 1", error=WeightSyncError))
         assert_drained(outcome, PLENTY, (0, 1))
+        assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
+
+    def test_only_receiver_stalls(self, case: CheckpointCase) -> None:
+        """Nobody else is there to notice: the sender's own deadline ends its wait."""
+        group = case.group(1, 1)
+        mishap = Mishap(1, "stall", case.fault_deadline_s + LONGER_S)
+        outcome = _sync(group, case, "receiver 0", mishap)
+        assert_ended(outcome, _others("sender 0", error=TransferTimeoutError))
+        assert_ended(outcome, _others("receiver 0", error=WeightSyncError))
+        sent, received = outcome.sent[0], outcome.received[0]
+        assert sent is not None
+        assert received is not None
+        late = sent.ended_at - received.last_exit_at
+        assert late < 0, f"the sender waited until the receiver woke up, and for {late:.1f} s more"
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
     def test_sender_stalls(self, case: CheckpointCase) -> None:
@@ -121,7 +139,7 @@ class FailureContract(Contract, contract=True):
         """The error of an engine that cannot load is heard by the sender."""
         group = case.group()
         outcome = _sync(group, case, "receiver 0", Mishap(2, "raise"))
-        heard = _others("sender 0", "receiver 0", error=MiniRLError)
+        heard = _others("sender 0", "receiver 0", "receiver 1", error=MiniRLError)
         assert_ended(outcome, heard, "the test's own mishap")
         assert_drained(outcome, PLENTY, (0, 1))
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
@@ -131,7 +149,7 @@ class FailureContract(Contract, contract=True):
         group = case.group()
         orders = {"receiver 1": {"leave_at": 1}}
         outcome = group.sync(PLENTY, None, orders, case.fault_deadline_s)
-        assert_ended(outcome, _others("sender 0", error=WeightSyncError))
+        assert_ended(outcome, _others("sender 0", "receiver 0", error=WeightSyncError))
         assert_drained(outcome, PLENTY, (0, 1))
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 

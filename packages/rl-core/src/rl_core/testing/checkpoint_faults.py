@@ -13,12 +13,13 @@ from rl_core.errors import (
 
 
 class CheckpointFault(StrEnum):
-    """Kinds of damage between packing and loading.
+    """Kinds of damage between the trainer's tensor and loading.
 
     Each value says what happens; `errors` are those that the receiver may end with. Each must name
     the tensor, or what carried it: that time is up says nothing about what is damaged.
     """
 
+    MISCOPIED = "a byte of the tensor changes while it is packed or written"
     CORRUPTED = "a byte of the tensor is flipped after its digest was taken"
     TRUNCATED = "the data that carry the tensor end too early"
     MISSING = "the bucket or file that carries the tensor never arrives"
@@ -27,7 +28,7 @@ class CheckpointFault(StrEnum):
     def errors(self) -> tuple[type[MiniRLError], ...]:
         """What the receiver may end with; only what never comes may be waited for in vain."""
         found: tuple[type[MiniRLError], ...] = (DigestMismatchError,)
-        if self is not CheckpointFault.CORRUPTED:
+        if self in (CheckpointFault.TRUNCATED, CheckpointFault.MISSING):
             found = (*found, ManifestMismatchError)
         return (*found, TransferTimeoutError) if self is CheckpointFault.MISSING else found
 

@@ -199,6 +199,7 @@ class VersionContract(Contract, contract=True):
         outcome = group.sync(PLENTY, None, orders, case.fault_deadline_s)
         expected: dict[str, type[MiniRLError]] = {
             "sender 0": MiniRLError,
+            "receiver 0": MiniRLError,
             "receiver 1": DigestMismatchError,
         }
         assert_ended(outcome, expected, HARMED.name)

@@ -1,15 +1,18 @@
-"""Damage where a sender hands a segment to its transport, for hooks of `FaultHook`."""
+"""Damage where a sender packs a tensor or hands it to its transport, for hooks of `FaultHook`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from rl_core.transfer.packing import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from rl_core.transfer.plan import Segment
+    from rl_core.interfaces import CheckpointEngine
+    from rl_core.transfer.plan import Part, Segment
 
 
 def on_segment(engine: Any, tensor: str, damage: Callable[..., None]) -> None:
@@ -36,3 +39,18 @@ def on_segment(engine: Any, tensor: str, damage: Callable[..., None]) -> None:
         return made
 
     engine._mover._transport.outlet = outlet
+
+
+def miscopy(_: CheckpointEngine, tensor: str) -> None:
+    """A byte of `tensor` is another one when it is packed next; the tensor itself is as it was."""
+    take = Packer._bytes_of
+
+    def damaged(packer: Packer, part: Part) -> torch.Tensor:
+        data = take(packer, part)
+        if part.meta.name == tensor:
+            Packer._bytes_of = take  # type: ignore[method-assign]
+            data = data.clone()
+            data[0] ^= 1
+        return data
+
+    Packer._bytes_of = damaged  # type: ignore[method-assign]
