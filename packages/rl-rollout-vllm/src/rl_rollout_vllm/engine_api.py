@@ -7,6 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -52,6 +53,9 @@ SHUTDOWN_S = 10.0
 
 DEATH_POLL_S = 0.5
 """Seconds between two looks whether the engine's core is alive, while it owes an answer."""
+
+DEATH_NOTICED_S = 1.0
+"""Seconds within which vLLM notices that its core has died, after a call to it has failed."""
 
 
 def load_path(wanted: str) -> Literal["bracketed", "plain"]:
@@ -237,9 +241,21 @@ class VllmEngine:
                     await asyncio.wait({task}, timeout=DEATH_POLL_S)
                     if not (task.done() or self.alive):
                         raise EngineDeadError
+                if task.exception() is not None and await self._dying():
+                    raise EngineDeadError from task.exception()
                 return task.result()
             finally:
                 task.cancel()
+
+    async def _dying(self) -> bool:
+        """Whether a call failed because the core is on its way out, which vLLM tells a bit later.
+
+        Until then it says of the calls under way that they were cancelled.
+        """
+        noticed = time.monotonic() + DEATH_NOTICED_S
+        while self.alive and time.monotonic() < noticed:
+            await asyncio.sleep(DEATH_NOTICED_S / 10)
+        return not self.alive
 
     @property
     def alive(self) -> bool:
