@@ -9,7 +9,10 @@ from witnesses import SERVED
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
 
-@pytest.mark.parametrize("backend", ["hccl", "mooncake", "disk"])
+BACKENDS = ["hccl", "mooncake", "disk"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_travel_and_are_verified(witnessed_runs, backend):
     run = witnessed_runs[backend]
     assert run.code == 0, run.log
@@ -43,8 +46,9 @@ def check_tampered(sync, told):
     assert re.search(r"tensor '([^']+)'", sync["error"])[1] == told["tensor"]
 
 
-def test_actors_and_replicas_on_different_nodes(witnessed_runs):
-    run = witnessed_runs["hccl"]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_actors_and_replicas_on_different_nodes(witnessed_runs, backend):
+    run = witnessed_runs[backend]
     nodes = json.loads((run.run_dir / SERVED).read_text())["nodes"]
     assert len(set(nodes["actor"])) == 1
     assert not set(nodes["actor"]) & set(nodes["rollout"])

@@ -1,7 +1,7 @@
 """Two Ray nodes on this host, until standard input ends; prints the address to join.
 
-The first has two devices, the second one: two actor ranks that are packed go on the first, and the
-rollout rank on the second.
+Each has two devices: two actor ranks that are packed go on the first, the rollout ranks on the
+second.
 """
 
 import os
@@ -16,10 +16,10 @@ from ray.cluster_utils import Cluster
 OBJECT_STORE_BYTES = 128 << 20
 
 cluster = Cluster()
-for slots in (2, 1):
+for _ in range(2):
     cluster.add_node(
         num_cpus=2,
-        resources={SLOT: slots},
+        resources={SLOT: 2},
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
     )

@@ -266,7 +266,6 @@ THREE_STEPS = (
 TWO_RANKS = "rollout.tensor_model_parallel_size=2"
 
 WITNESSED = {
-    # On two Ray nodes; the others start a Ray of their own.
     "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", VERIFIED)),
     "mooncake": (
         "moe",
@@ -276,7 +275,10 @@ WITNESSED = {
     "fused": ("tied", (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", VERIFIED)),
     "sglang": ("moe", ("rollout.name=sglang", TWO_RANKS, "rollout.temperature=0.7", VERIFIED)),
 }
-"""Runs whose engine is asked in the end what it serves: kind of model and arguments."""
+"""Runs whose engine is asked in the end what it serves: kind of model and arguments.
+
+In separate mode on two Ray nodes; the others start a Ray of their own.
+"""
 
 
 class WitnessedRuns:
@@ -292,7 +294,8 @@ class WitnessedRuns:
             kind, arguments = WITNESSED[name]
             model = self._root / f"model-{name}"
             build_tiny_model(model, kind=kind, seed=3)
-            nodes = self._two_nodes() if name == "hccl" else contextlib.nullcontext(())
+            separate = "config=separate" in arguments
+            nodes = self._two_nodes() if separate else contextlib.nullcontext(())
             with nodes as joining:
                 self._runs[name] = self._complete(model, *arguments, *joining)
         return self._runs[name]
