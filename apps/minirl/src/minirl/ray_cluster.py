@@ -35,6 +35,8 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     # Ray would run workers at nice 15; next to anything else on the machine they starve.
     "RAY_worker_niceness": "0",
+    # Our actors get processes of their own; a worker for each core in advance would serve nobody.
+    "RAY_prestart_worker_first_driver": "0",
 }
 """What Ray reads from the environment of whoever starts it."""
 

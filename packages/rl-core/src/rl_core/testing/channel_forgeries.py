@@ -63,9 +63,9 @@ def out_of_sequence(engine: CheckpointEngine, _: str) -> None:
 
 
 def replayed(engine: CheckpointEngine, _: str) -> None:
-    """It comes twice, byte for byte."""
+    """The next message comes twice, byte for byte; not the last one, which ends the listening."""
     channel = channel_of(engine)
-    due, send_all = channel._sent + 2, channel._send_all
+    due, send_all = channel._sent + 1, channel._send_all
 
     def twice(data: bytes, deadline: Deadline) -> None:
         send_all(data, deadline)
@@ -144,7 +144,7 @@ FORGERIES = {
         Forgery(f"{__name__}:other_structure", SENDER, ManifestMismatchError, "'embed.weight'"),
         Forgery(f"{__name__}:no_digests", SENDER, VerificationError, "insists on"),
         Forgery(f"{__name__}:other_version_at_the_end", SENDER, ManifestMismatchError, "e0.s0"),
-        Forgery(f"{__name__}:other_digest_at_the_end", SENDER, VerificationError, f"{0:032x}"),
+        Forgery(f"{__name__}:other_digest_at_the_end", SENDER, MiniRLError, f"{0:032x}"),
         Forgery(f"{__name__}:announced_twice", SENDER, MessageError, "sent Begin"),
     )
 }

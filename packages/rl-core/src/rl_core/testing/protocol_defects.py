@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import msgspec
 
-from rl_core import channel, digests
+from rl_core import digests
 from rl_core.buckets import BucketCursor, Slot, align
 from rl_core.deadlines import Deadline
 from rl_core.testing.checkpoint_defects import Defect
@@ -62,12 +63,10 @@ def _patient_wait(peers: Peers, watch: Watch, what: str, ranks: Any) -> None:
 
 
 def _late_entry(packer: Packer, part: Part) -> BucketEntry:
-    """Digests of the bytes that go into the bucket."""
-    whole = packer._tensor
-    packed = packer._bytes_of(part)
-    if whole is not None and part.first and part.last:
-        packer._tensor = from_bytes(packed, part.meta)
-        packer._data = packed
+    """Digests of the bytes that go into the buckets."""
+    packer._bytes_of(part)
+    if packer._tensor is not None and packer._data is not None:
+        packer._tensor = from_bytes(packer._data, part.meta)
     return _ENTRY(packer, part)
 
 
@@ -108,13 +107,13 @@ _PATCHES: dict[Defect, tuple[Any, str, Any]] = {
     Defect.UNALIGNED: (BucketCursor, "slots", _unaligned_slots),
     Defect.OVERSIZED: (BucketCursor, "slots", _asserting_slots),
     Defect.XOR_DIGEST: (packing, "content_digest", _xor_digest),
-    Defect.UNSIGNED: (channel.hmac, "compare_digest", lambda mine, theirs: True),
+    Defect.UNSIGNED: (hmac, "compare_digest", lambda mine, theirs: True),
     Defect.PATIENT: (Peers, "_wait", _patient_wait),
     Defect.LATE_DIGEST: (Packer, "_entry", _late_entry),
     Defect.UNCOUNTED_ACKS: (Peers, "_acknowledged", _acknowledged_anyhow),
     Defect.UNREAD_CONTENTS: (Unpacker, "open", _opened_as_planned),
     Defect.ANY_TRAILER: (Unpacker, "close", _closed_anyhow),
     Defect.ANY_KIND: (reception, "check_announcement", _any_kind),
-    Defect.MALFORMED: (channel.msgspec, "MsgspecError", _NeverRaised),
+    Defect.MALFORMED: (msgspec, "MsgspecError", _NeverRaised),
 }
 """By defect: where the name is, the name, and what stands for it."""

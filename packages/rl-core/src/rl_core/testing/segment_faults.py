@@ -46,11 +46,11 @@ def miscopy(_: CheckpointEngine, tensor: str) -> None:
     take = Packer._bytes_of
 
     def damaged(packer: Packer, part: Part) -> torch.Tensor:
-        data = take(packer, part)
-        if part.meta.name == tensor:
+        take(packer, part)
+        if part.meta.name == tensor and packer._data is not None:
             Packer._bytes_of = take  # type: ignore[method-assign]
-            data = data.clone()
-            data[0] ^= 1
-        return data
+            packer._data = packer._data.clone()
+            packer._data[part.slot.start] ^= 1
+        return take(packer, part)
 
-    Packer._bytes_of = damaged  # type: ignore[method-assign]
+    Packer._bytes_of = damaged  # type: ignore[assignment,method-assign]
