@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from minirl.config_keys import expand_home
+from minirl.debug_config import DebugConfig
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
@@ -114,14 +115,6 @@ class RolloutConfig:
     start_timeout_s: float = 600.0
     min_replicas: int | None = None
     """Separate mode: begin as soon as so many replicas answer; null waits for all."""
-
-
-@dataclass
-class DebugConfig:
-    """Checks of the weight sync."""
-
-    verify_light_transfer: bool = False
-    """Digests travel with the tensors and are recomputed just before loading."""
 
 
 @dataclass

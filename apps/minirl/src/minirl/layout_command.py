@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from minirl.config import load_config
 from minirl.devices import detect_device
-from minirl.model_check import read_model_config
+from minirl.live_plan import layout_of
 from minirl.models import resolve_model
 from minirl.plan import rollout_config
 from rl_core import plugins
-from rl_core.errors import ConfigError
 from rl_core.layout_text import described
 
 
@@ -29,11 +28,5 @@ def layout_lines(arguments: Sequence[str]) -> list[str]:
     config = load_config(given)
     path, _ = resolve_model(model or config.actor.model_config.local_path)
     backend = plugins.load_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name)
-    if backend.layout is None:
-        raise ConfigError(f"rollout.name={config.rollout.name}: the backend has no layout tables")
-    values = rollout_config(config, path) | {"local_path": str(path)}
-    engine = plugins.build_config(plugins.load_object(backend.config_cls), values, "rollout")
     device = detect_device(config.cluster.device)
-    return list(
-        described(plugins.load_object(backend.layout)(read_model_config(path), engine, device))
-    )
+    return list(described(layout_of(backend, path, rollout_config(config, path), device)))

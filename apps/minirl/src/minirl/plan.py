@@ -1,6 +1,5 @@
 """What a run is going to do, checked as a whole before anything starts."""
 
-import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -8,57 +7,16 @@ from typing import Any
 from minirl.config import CheckpointEngineConfig, MiniRLConfig
 from minirl.config_keys import value_of
 from minirl.devices import detect_device
+from minirl.live_plan import live_layout
 from minirl.memory_budget import check_memory
 from minirl.model_check import check_model, check_same_model
 from minirl.models import resolve_model
+from minirl.value_checks import check_values
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
 from rl_core.interfaces import SupportsFileCheck
-from rl_core.metadata import nearest
+from rl_core.layout import LayoutSpec
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "cluster.mode": ("fused", "separate"),
-    "cluster.device": ("auto", "cpu", "cuda", "npu"),
-    "actor.engine_config.dtype": ("float32", "bfloat16"),
-    "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
-    "rollout.dtype": ("float32", "bfloat16", "float16"),
-    "algorithm.adv_estimator": ("grpo",),
-    "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
-    "data.task": ("repeat",),
-}
-_AT_LEAST: dict[str, float] = {
-    "cluster.actor.n_gpus_per_node": 1,
-    "cluster.actor.nnodes": 1,
-    "cluster.rollout.nnodes": 1,
-    "checkpoint_engine.update_weights_bucket_megabytes": 0.001,
-    "actor.engine_config.fsdp_size": 1,
-    "actor.engine_config.ppo_max_token_len_per_gpu": 1,
-    "actor.optimizer_config.lr": 0,
-    "actor.optimizer_config.warmup_steps": 0,
-    "actor.optimizer_config.weight_decay": 0,
-    "rollout.tensor_model_parallel_size": 1,
-    "rollout.max_completion_length": 1,
-    "trainer.seed": 0,
-    "trainer.total_training_steps": 1,
-    "trainer.sync_freq": 1,
-    "trainer.save_freq": 0,
-    "trainer.keep_last": 1,
-    "algorithm.ppo_epochs": 1,
-    "algorithm.kl_coef": 0,
-    "data.train_batch_size": 1,
-    "data.num_generations": 1,
-    "data.eval_size": 0,
-    "data.max_prompt_length": 1,
-}
-_POSITIVE = (
-    "actor.optimizer_config.max_grad_norm",
-    "rollout.temperature",
-    "rollout.start_timeout_s",
-    "checkpoint_engine.timeout_s",
-    "algorithm.clip_ratio",
-    "reward.timeout_s",
-)
-_REPORTERS = ("tensorboard",)
 _NAME_KEYS = {plugins.TRAIN_ENGINES: "engine_config.backend", plugins.ROLLOUT_BACKENDS: "name"}
 
 
@@ -76,6 +34,7 @@ class RunPlan:
         train_config: nested values for the train backend's configuration class.
         rollout_config: values for the rollout backend's configuration class.
         transfer_options: values for the checkpoint engine's; empty in fused mode.
+        layout: how the engine lays out the model; None without live verification.
     """
 
     config: MiniRLConfig
@@ -87,6 +46,7 @@ class RunPlan:
     train_config: dict[str, Any]
     rollout_config: dict[str, Any]
     transfer_options: dict[str, Any]
+    layout: LayoutSpec | None
 
     @property
     def slots(self) -> int:
@@ -97,7 +57,7 @@ class RunPlan:
 
 def make_plan(config: MiniRLConfig) -> RunPlan:
     """Check the configuration; ConfigError or ComponentError in one line if it can't work."""
-    _check_values(config)
+    check_values(config)
     _check_nodes(config)
     device = detect_device(config.cluster.device)
     actor_world = _world(config.cluster.actor.n_gpus_per_node, config.cluster.actor.nnodes)
@@ -121,46 +81,11 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
         train_config=train_config,
         rollout_config=rollout_values,
         transfer_options=transfer_options,
+        layout=live_layout(config, rollout_values, device),
     )
     if device == "cpu":
         check_memory(model_path, actor_world, rollout_world, config)
     return plan
-
-
-def _check_finite(node: Any, key: str) -> None:
-    if isinstance(node, float) and not math.isfinite(node):
-        raise ConfigError(f"{key}={node}: must be a finite number")
-    if isinstance(node, dict):
-        for name, value in node.items():
-            _check_finite(value, f"{key}.{name}" if key else str(name))
-
-
-def _check_values(config: MiniRLConfig) -> None:
-    for key, choices in _CHOICES.items():
-        _check_choice(key, value_of(config, key), choices)
-    for reporter in config.trainer.report_to:
-        _check_choice("trainer.report_to", reporter, _REPORTERS)
-    _check_finite(asdict(config), "")
-    for key, bound in _AT_LEAST.items():
-        value = value_of(config, key)
-        if value is None or value < bound:
-            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
-    for key in _POSITIVE:
-        if value_of(config, key) <= 0:
-            raise ConfigError(f"{key}={value_of(config, key)}: must be greater than 0")
-    if config.trainer.seed >= 1 << 32:
-        raise ConfigError(f"trainer.seed={config.trainer.seed}: must be below 2^32")
-    if not 0 < config.rollout.top_p <= 1:
-        raise ConfigError(f"rollout.top_p={config.rollout.top_p}: must be in (0, 1]")
-    if config.rollout.top_k != -1 and config.rollout.top_k < 1:
-        raise ConfigError(f"rollout.top_k={config.rollout.top_k}: must be -1 (no limit) or >= 1")
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(choices)
-        msg = f"{key}={value}: must be one of {known}; the nearest is {nearest(value, choices)}"
-        raise ConfigError(msg)
 
 
 def _check_nodes(config: MiniRLConfig) -> None:

@@ -28,6 +28,7 @@ from rl_core.interfaces.rollout import (
 )
 from rl_core.interfaces.training import (
     SupportsFileCheck,
+    SupportsPerturbation,
     SupportsReference,
     TrainBackend,
     TrainEngine,
@@ -69,6 +70,7 @@ __all__ = [
     "SupportsCheckpointPath",
     "SupportsFileCheck",
     "SupportsLiveDigests",
+    "SupportsPerturbation",
     "SupportsReference",
     "TensorStream",
     "TrainBackend",

@@ -105,6 +105,23 @@ class SupportsReference(Protocol):
 
 
 @runtime_checkable
+class SupportsPerturbation(Protocol):
+    """A train engine that can change what it publishes for a while, to prove that it arrives."""
+
+    def perturb(self, delta: float) -> None:
+        """Keep a copy of the weights and add `delta` to every element that is published.
+
+        Where the published dtype would round that away, one step of the dtype is added, so that no
+        element stays what it was. Local. LifecycleError if they are perturbed already.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Put back what `perturb` kept, bit for bit. Local; nothing to do without it."""
+        ...
+
+
+@runtime_checkable
 class SupportsFileCheck(Protocol):
     """A backend configuration that can tell early whether its files are usable."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 
 from rl_core.errors import ManifestMismatchError
 from rl_core.layout import Constant, Frequencies, fill
 from rl_core.metadata import ManifestCheck, TensorMeta
+from rl_core.rollout.expectation import Expectation, ExpectedTensor
 from rl_core.rollout.rank_plan import RankPlan, Spot, block
 from rl_core.rollout.rotary import rotary_frequencies, rotary_table
 from rl_core.torch import WordSum, as_bytes, content_digest, dtype_of, meta_of
@@ -27,48 +27,35 @@ if TYPE_CHECKING:
     from rl_core.metadata import Manifest
 
 
-class ExpectedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one run-time tensor of one rank must be.
+class RankLayouts:
+    """What some ranks hold of versions of one structure, whatever the values: made once.
 
     Attributes:
-        shape: its shape on the rank.
-        dtype: its dtype there.
-        digest: `wsum64`, bound to run-time name, shape and dtype.
-        sources: Hugging Face tensors that it is made of; empty for buffers.
+        plans: of the ranks, in the order given.
+        buffers: what is the same on every rank and in every version, by run-time name.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    digest: str
-    sources: tuple[str, ...] = ()
+    def __init__(
+        self, spec: LayoutSpec, manifest: Manifest, ranks: Sequence[int], tp_size: int
+    ) -> None:
+        """Of `ranks` out of the `tp_size` of a replica."""
+        self.plans = [RankPlan(spec, manifest, rank, tp_size) for rank in ranks]
+        self.buffers = dict(_buffers(spec))
+        self._structure = manifest.structure_hash
 
-
-class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one rank must hold.
-
-    Attributes:
-        tp_rank: the rank.
-        tensors: by run-time name.
-        unverifiable: why, by the name of what the table does not cover: a Hugging Face tensor, or
-            a run-time tensor of which the manifest has only some parts.
-    """
-
-    tp_rank: int
-    tensors: dict[str, ExpectedTensor]
-    unverifiable: dict[str, str] = {}
+    def fit(self, manifest: Manifest) -> bool:
+        """Whether they are those of `manifest`, too."""
+        return manifest.structure_hash == self._structure
 
 
 class ExpectedDigests:
     """Watches one version pass and says what the ranks must hold after it."""
 
-    def __init__(
-        self, spec: LayoutSpec, manifest: Manifest, ranks: Sequence[int], tp_size: int
-    ) -> None:
-        """For some of the `tp_size` ranks of a replica."""
+    def __init__(self, layouts: RankLayouts, manifest: Manifest) -> None:
+        """For the ranks of `layouts`, which fit the manifest."""
         self._check = ManifestCheck(manifest)
-        self._spec = spec
-        self._plans = [RankPlan(spec, manifest, rank, tp_size) for rank in ranks]
-        self._sums: list[dict[str, WordSum]] = [{} for _ in ranks]
+        self._layouts = layouts
+        self._sums: list[dict[str, WordSum]] = [{} for _ in layouts.plans]
 
     def see(self, meta: TensorMeta, tensor: torch.Tensor) -> None:
         """Account for one tensor, which is not kept; ManifestMismatchError if it is foreign."""
@@ -76,7 +63,7 @@ class ExpectedDigests:
             msg = f"tensor {meta.name!r} is {tuple(tensor.shape)}, announced was {meta.shape}"
             raise ManifestMismatchError(msg)
         self._check.see(meta)
-        for plan, sums in zip(self._plans, self._sums, strict=True):
+        for plan, sums in zip(self._layouts.plans, self._sums, strict=True):
             for spot in plan.spots.get(meta.name, ()):
                 data = block(tensor, spot)
                 offset = spot.offset * data.element_size()
@@ -85,14 +72,13 @@ class ExpectedDigests:
     def finish(self) -> list[Expectation]:
         """What each of the ranks must hold; ManifestMismatchError if tensors never came."""
         self._check.close()
-        buffers = dict(self._buffers())
         return [
             Expectation(
                 plan.tp_rank,
-                {**self._parameters(plan, sums), **buffers},
+                {**self._parameters(plan, sums), **self._layouts.buffers},
                 {**plan.unverifiable},
             )
-            for plan, sums in zip(self._plans, self._sums, strict=True)
+            for plan, sums in zip(self._layouts.plans, self._sums, strict=True)
         ]
 
     def _parameters(self, plan: RankPlan, sums: dict[str, WordSum]) -> dict[str, ExpectedTensor]:
@@ -100,16 +86,8 @@ class ExpectedDigests:
         for name, held in plan.parameters.items():
             meta = TensorMeta(name, held.shape, held.dtype)
             digest = sums.get(name, WordSum()).digest(meta)
-            found[name] = ExpectedTensor(held.shape, held.dtype, digest, held.sources)
+            found[name] = ExpectedTensor(held.shape, held.dtype, digest, held.sources, held.slices)
         return found
-
-    def _buffers(self) -> Iterator[tuple[str, ExpectedTensor]]:
-        for row in self._spec.buffers:
-            tensor = buffer_of(row)
-            for name in names_of(row, self._spec.layers):
-                meta = meta_of(name, tensor)
-                digest = content_digest(meta, tensor, "wsum64")
-                yield name, ExpectedTensor(meta.shape, meta.dtype, digest)
 
 
 def expected_digests(
@@ -130,10 +108,19 @@ def expected_digests(
 
     Errors: ManifestMismatchError if the stream is not what the manifest says.
     """
-    digests = ExpectedDigests(spec, manifest, ranks, tp_size)
+    digests = ExpectedDigests(RankLayouts(spec, manifest, ranks, tp_size), manifest)
     for meta, tensor in weights:
         digests.see(meta, tensor)
     return digests.finish()
+
+
+def _buffers(spec: LayoutSpec) -> Iterator[tuple[str, ExpectedTensor]]:
+    for row in spec.buffers:
+        tensor = buffer_of(row)
+        for name in names_of(row, spec.layers):
+            meta = meta_of(name, tensor)
+            digest = content_digest(meta, tensor, "wsum64")
+            yield name, ExpectedTensor(meta.shape, meta.dtype, digest)
 
 
 def buffer_of(row: Buffer) -> torch.Tensor:
@@ -175,6 +162,7 @@ __all__ = [
     "Expectation",
     "ExpectedDigests",
     "ExpectedTensor",
+    "RankLayouts",
     "Spot",
     "assemble",
     "buffer_of",

@@ -4,7 +4,7 @@ import msgspec
 
 from rl_core import digests
 from rl_core.layout import LayoutSpec, match
-from rl_core.rollout.expected_digests import Expectation
+from rl_core.rollout.expectation import Expectation
 from rl_core.tensor_counts import TensorCounts
 
 

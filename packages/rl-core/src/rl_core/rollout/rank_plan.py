@@ -37,6 +37,12 @@ class Share:
     count: int
     length: int
 
+    def of(self, source: str, shape: Shape) -> str:
+        """Which part of the tensor `source`, as one writes it in an index."""
+        if not shape or (self.start, self.count) == (0, shape[self.dim]):
+            return source
+        return f"{source}[{':, ' * self.dim}{self.start}:{self.start + self.count}]"
+
 
 @dataclass(frozen=True)
 class Spot:
@@ -58,11 +64,12 @@ class Spot:
 
 
 class Held(NamedTuple):
-    """A run-time parameter of the rank."""
+    """A run-time parameter of the rank; `slices` says what it takes of each part, in order."""
 
     shape: Shape
     dtype: str
     sources: tuple[str, ...]
+    slices: tuple[str, ...] = ()
 
 
 class Misfit(Exception):  # noqa: N818 - never leaves this module
@@ -112,7 +119,9 @@ class RankPlan:
             return
         for source, offset, share in spots:
             self.spots[source].append(Spot(name, offset, share, dtype, row.change))
-        self.parameters[name] = Held(shape, dtype, tuple(dict.fromkeys(sources.values())))
+        slices = tuple(share.of(source, self._shapes[source]) for source, _, share in spots)
+        used = tuple(dict.fromkeys(sources.values()))
+        self.parameters[name] = Held(shape, dtype, used, slices)
 
     def _laid_out(
         self, row: Parameter, sources: dict[tuple[int, int], str]
