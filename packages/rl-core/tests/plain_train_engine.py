@@ -23,6 +23,7 @@ class PlainConfig:
 class PlainTrainEngine(TrainEngine):
     def __init__(self, config, place):
         self._config, self._place, self._weights = config, place, None
+        self._kept = {}
 
     def initialize(self):
         if self._place.world_size > 1:
@@ -117,6 +118,20 @@ class PlainTrainEngine(TrainEngine):
         if self._place.world_size > 1:
             dist.barrier()
 
+    def perturb(self, delta):
+        if self._kept:
+            raise LifecycleError("perturbed already")
+        with torch.no_grad():
+            self._kept = {name: item.clone() for name, item in self._weights.items()}
+            for weight in self._weights.values():
+                weight.add_(delta)
+
+    def restore(self):
+        with torch.no_grad():
+            for name, weight in self._kept.items():
+                self._weights[name].copy_(weight)
+        self._kept = {}
+
     def offload(self):
         pass
 
@@ -187,3 +202,18 @@ class SavesSomethingElse(PlainTrainEngine):
 class StreamsInAnotherOrder(PlainTrainEngine):
     def get_per_tensor_param(self):
         yield from list(super().get_per_tensor_param())[::-1]
+
+
+class PerturbsOneTensor(PlainTrainEngine):
+    def perturb(self, delta):
+        super().perturb(delta)
+        with torch.no_grad():
+            self._weights["head.weight"].copy_(self._kept["head.weight"])
+
+
+class RestoresRounded(PlainTrainEngine):
+    """Close to what was there, not the same bits."""
+
+    def restore(self):
+        self._kept = {name: item.bfloat16() for name, item in self._kept.items()}
+        super().restore()

@@ -44,6 +44,9 @@ class TestTwoRanks(TrainEngineContract):
         return under_test(plain.PlainTrainEngine, 2, launcher)
 
 
+PERTURBED = "test_perturbed_weights_differ_everywhere_and_come_back"
+
+
 class Held(TrainEngineContract):
     """The contract, to be called test by test."""
 
@@ -69,6 +72,8 @@ class Held(TrainEngineContract):
             "test_stream_is_what_the_manifest_says_on_every_rank",
             "ranks",
         ),
+        (plain.PerturbsOneTensor, PERTURBED, "ranks"),
+        (plain.RestoresRounded, PERTURBED, "ranks"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -104,6 +104,22 @@ def test_the_gradient_depends_on_neither_ranks_nor_batches(
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_no_element_is_published_as_it_was_once_it_is_perturbed(wire, ranks, models, settings):
+    """Norms around 1 would lose a small delta in bfloat16."""
+    config = settings(models("dense"), 2, engine={"wire_dtype": wire})
+    calls = ["initialize", "shards", "tensors", "perturb", "tensors", "restore", "tensors"]
+    script = [(call, 1e-3) if call == "perturb" else (call,) for call in [*calls, "shards"]]
+    for outcome in ranks.run(2, config, script):
+        _, shards, before, _, changed, _, after, restored = outcome
+        for (meta, mine), (_, theirs), (_, again) in zip(before, changed, after, strict=True):
+            assert (mine != theirs).all(), meta.name
+            assert torch.equal(mine, again), meta.name
+            assert (theirs - mine).abs().max() < 0.05 * max(1.0, float(mine.abs().max()))
+        for name, shard in shards.items():
+            assert torch.equal(shard.view(torch.int32), restored[name].view(torch.int32)), name
+
+
 def in_groups(samples, sizes):
     """The samples with a common prompt in each group of the given sizes."""
     groups = [group for group, size in enumerate(sizes) for _ in range(size)]

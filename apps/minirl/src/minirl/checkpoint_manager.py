@@ -1,16 +1,21 @@
 """The separate sync: a checkpoint engine carries the weights from actor to rollout ranks."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from minirl.rollout_manager import RolloutManager
-from minirl.weight_sync import Clock, SyncSettings, WeightSync
+from minirl.sync_record import Clock, Moved, Order
+from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_calls import wait_all
 from minirl.worker_group import WorkerGroup
 from rl_core import plugins
 from rl_core.errors import MiniRLError
-from rl_core.interfaces import CheckpointBackend, CheckpointEngine, LoadReport
 from rl_core.metadata import Manifest
 from rl_core.versions import PolicyVersion, VersionStore
+
+if TYPE_CHECKING:
+    from minirl.live_member import Expected
+    from rl_core.interfaces import CheckpointBackend, CheckpointEngine, LoadReport, TransferReport
 
 _ANSWER_S = 10.0
 _FINALIZE_S = 30.0
@@ -55,26 +60,25 @@ class CheckpointEngineManager(WeightSync):
     def release(self) -> None:
         """Nothing: the engines have devices of their own."""
 
-    def transfer(self, version: PolicyVersion, index: int, clock: Clock) -> list[LoadReport]:
+    def transfer(self, order: Order, clock: Clock) -> Moved:
         """Prepare, connect, then send and receive at the same time; finalize in any case.
 
         Of the receivers only those take part whose replicas do: `RolloutManager.receiving`.
         """
-        del index
         ranks = self.rollout.receiving
         success = False
         try:
             with clock.phase("prepare"):
                 self.introduce(self.settings.timeout_s)
-                manifest = self._manifest(version)
+                manifest = self._manifest(order.version)
                 self._connect(ranks)
             with clock.phase("transfer"):
-                reports = self._move(manifest, ranks)
+                moved = self._move(manifest, ranks, live=order.live)
             success = True
         finally:
             with clock.phase("finalize"):
                 self._finalize(ranks, success=success)
-        return reports
+        return moved
 
     def update_weights(self, version: PolicyVersion, phase: str) -> None:
         """Publish the actor's weights; the name that users of verl know for `sync`."""
@@ -102,14 +106,17 @@ class CheckpointEngineManager(WeightSync):
         )
         wait_all("connect_transfer", calls, timeout_s + _ANSWER_S)
 
-    def _move(self, manifest: Manifest, ranks: Sequence[int]) -> list[LoadReport]:
+    def _move(self, manifest: Manifest, ranks: Sequence[int], *, live: bool) -> Moved:
         timeout_s = self.settings.timeout_s
-        arguments = (manifest, timeout_s)
-        calls = self._receivers.submit_each("receive_weights", lambda _: arguments, ranks)
-        calls += self._actors.submit_each("send_weights", lambda _: arguments)
+        calls = self._receivers.submit_each(
+            "receive_weights", lambda _: (manifest, timeout_s), ranks
+        )
+        calls += self._actors.submit_each("send_weights", lambda _: (manifest, timeout_s, live))
         answers = wait_all("weight transfer", calls, timeout_s + _ANSWER_S)
         loaded: list[LoadReport | None] = answers[: len(ranks)]
-        return [report for report in loaded if report is not None]
+        sent: list[tuple[TransferReport, Expected]] = answers[len(ranks) :]
+        reports = [report for report in loaded if report is not None]
+        return Moved(reports, [expected for _, expected in sent])
 
     def _finalize(self, ranks: Sequence[int], *, success: bool) -> None:
         calls = self._actors.submit_each("finalize_transfer", lambda _: (success,))

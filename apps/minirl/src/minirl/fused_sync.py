@@ -1,13 +1,18 @@
 """The fused sync: each actor rank streams into the engine rank on its own device."""
 
 import logging
+from typing import TYPE_CHECKING
 
 from minirl.rollout_manager import RolloutManager
-from minirl.weight_sync import Clock, SyncSettings, WeightSync
+from minirl.sync_record import Clock, Moved, Order
+from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_group import WorkerGroup
-from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
-from rl_core.versions import PolicyVersion, VersionStore
+from rl_core.versions import VersionStore
+
+if TYPE_CHECKING:
+    from minirl.live_member import Expected
+    from rl_core.interfaces import LoadReport
 
 _logger = logging.getLogger(__name__)
 
@@ -34,18 +39,20 @@ class FusedWeightSync(WeightSync):
         """Hand the engines' memory to the actor; the replicas answer nothing until `sync`."""
         self._release("Rollout memory released for training:")
 
-    def transfer(self, version: PolicyVersion, index: int, clock: Clock) -> list[LoadReport]:
+    def transfer(self, order: Order, clock: Clock) -> Moved:
         """Release if that was not done yet, get weights memory back, load, get KV memory back."""
         with clock.phase("release"):
-            self._release(f"Fused weight sync: release rollout memory before sync_index={index},")
+            self._release(
+                f"Fused weight sync: release rollout memory before sync_index={order.index},"
+            )
         with clock.phase("resume"):
-            self._resume(WEIGHTS, index)
+            self._resume(WEIGHTS, order.index)
         with clock.phase("transfer"):
-            reports = self._stream(version)
+            moved = self._stream(order)
         with clock.phase("resume"):
-            self._resume(KV_CACHE, index)
+            self._resume(KV_CACHE, order.index)
         self._released = False
-        return reports
+        return moved
 
     def _release(self, said: str) -> None:
         if self.settings.free_cache_engine and not self._released:
@@ -60,14 +67,16 @@ class FusedWeightSync(WeightSync):
             if tag == WEIGHTS:
                 _logger.info("Fused weight sync: resume rollout weights for sync_index=%d", index)
 
-    def _stream(self, version: PolicyVersion) -> list[LoadReport]:
+    def _stream(self, order: Order) -> Moved:
         settings = self.settings
-        answers = self._workers.call(
+        answers: list[tuple[LoadReport | None, Expected]] = self._workers.call(
             "sync_weights",
-            version,
+            order.version,
             settings.run_id,
             settings.timeout_s,
             settings.verify_light,
+            order.live,
             timeout_s=settings.timeout_s + _ANSWER_S,
         )
-        return [report for report in answers if report is not None]
+        reports = [report for report, _ in answers if report is not None]
+        return Moved(reports, [expected for _, expected in answers])

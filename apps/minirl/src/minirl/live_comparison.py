@@ -10,6 +10,9 @@ from rl_core.rollout.expectation import Expectation
 from rl_core.rollout.live_check import LiveCheck, check_live
 from rl_core.tensor_counts import TensorCounts
 
+MISMATCHED, MISSING, UNEXPECTED = "mismatched", "missing", "unexpected"
+"""Kinds of bad tensors."""
+
 
 class BadTensor(msgspec.Struct, frozen=True):
     """One run-time tensor of one rank that is not what it must be.
@@ -93,7 +96,7 @@ def bad_tensors(ranks: Sequence[RankComparison]) -> list[BadTensor]:
 def _bad_tensors(
     check: LiveCheck, expected: Expectation, live: dict[str, str]
 ) -> Iterator[BadTensor]:
-    for kind in ("mismatched", "missing", "unexpected"):
+    for kind in (MISMATCHED, MISSING, UNEXPECTED):
         for name in getattr(check, kind):
             wanted = expected.tensors.get(name)
             bad = BadTensor(kind, check.tp_rank, name, live=live.get(name))

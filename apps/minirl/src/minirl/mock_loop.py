@@ -32,5 +32,5 @@ def run_mock_loop(config: MiniRLConfig, system: RLSystem) -> None:
     )
     time.sleep(MOCK_SECONDS)
     _logger.info("[Step 4/4] Sync trained actor weights to rollout.")
-    system.weight_sync.sync(PolicyVersion(1, 1), "trained")
+    system.weight_sync.sync(system.weight_sync.version_of(epoch=1, step=1), "trained")
     _logger.info("Mock RL loop finished.")

@@ -10,15 +10,18 @@ from minirl.replica_start import ReplicaStart, wait_for
 from minirl.resource_pool import Bundle, ResourcePool
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError
+from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError, VerificationError
 from rl_core.interfaces import (
     Handle,
     Launcher,
+    LiveContent,
     Placement,
     Replica,
     RolloutAdapter,
     RolloutBackend,
     RolloutMode,
+    SupportsLiveContent,
+    SupportsLiveDigests,
 )
 from rl_core.logs import kv
 from rl_core.publish import (
@@ -123,6 +126,11 @@ class RolloutManager:
         return self.name, self.config, server, rank % self.tp_size
 
     @property
+    def engine_name(self) -> str:
+        """How the log spells the engine."""
+        return self.backend.engine_name or self.name
+
+    @property
     def world_size(self) -> int:
         """Rollout ranks."""
         return len(self._replicas) * self.tp_size
@@ -191,6 +199,24 @@ class RolloutManager:
                 _logger.info(
                     "Rollout replica joined: %s", kv(replica=rank, address=address, version=version)
                 )
+
+    def live_digests(self, replica: int, timeout_s: float) -> list[dict[str, str]]:
+        """What the ranks of a replica compute with: digests by run-time name, in rank order."""
+        leader = self._leaders[replica]
+        if not isinstance(leader, SupportsLiveDigests):
+            raise VerificationError(f"rollout.name={self.name} has no live digests")
+        with _named(replica):
+            return leader.live_digests(timeout_s)
+
+    def live_content(
+        self, replica: int, tp_rank: int, name: str, start: int, timeout_s: float
+    ) -> LiveContent:
+        """A piece of a tensor that one rank of a replica computes with, from byte `start` on."""
+        leader = self._leaders[replica]
+        if not isinstance(leader, SupportsLiveContent):
+            raise VerificationError(f"rollout.name={self.name} does not show its live tensors")
+        with _named(replica):
+            return leader.live_content(tp_rank, name, start, timeout_s)
 
     def fence(self, reason: str, timeout_s: float) -> None:
         """No replica answers any more; one that cannot be told is logged."""

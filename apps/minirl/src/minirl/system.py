@@ -6,6 +6,8 @@ from typing import Any
 from minirl.checkpoint_manager import CheckpointEngineManager
 from minirl.checkpoint_worker import CheckpointWorker
 from minirl.fused_sync import FusedWeightSync
+from minirl.live_verification import LiveSettings, LiveVerification
+from minirl.perturbation import Perturbation
 from minirl.plan import RunPlan
 from minirl.ray_launcher import RayLauncher
 from minirl.resource_pool import ResourcePool
@@ -18,12 +20,16 @@ from minirl.workers import ActorWorker, FusedActorRolloutWorker
 from rl_core.channel import new_key
 from rl_core.digests import XXH3_128
 from rl_core.interfaces import RolloutMode, TransferRole
+from rl_core.layout import LayoutSpec
 from rl_core.logs import kv
 from rl_core.versions import VersionStore
 
 _logger = logging.getLogger(__name__)
 
 FUSED = "fused"
+ALL_REPLICAS = "all"
+_TENSOR = "tensor"
+"""How reports name the way of the weights in fused mode."""
 
 RESERVE_TIMEOUT_S = 60.0
 INIT_TIMEOUT_S = 900.0
@@ -73,6 +79,8 @@ class RLSystem:
         versions = VersionStore(output.path / "version.json")
         connect = self._connect_fused if self._fused else self._connect_separate
         self.weight_sync = connect(versions, run_id)
+        if self._plan.layout is not None:
+            self._look_inside(self._plan.layout, run_id)
         kind = "mock RL loop" if self._config.trainer.mock else "RL loop"
         _logger.info("Workers and rollout servers are ready. Starting %s...", kind)
 
@@ -157,6 +165,25 @@ class RLSystem:
         manager.introduce(INIT_TIMEOUT_S)
         return manager
 
+    def _look_inside(self, layout: LayoutSpec, run_id: str) -> None:
+        """Let the actor ranks derive what the engine ranks must hold: a share of them each.
+
+        The last ones first, since the first ones are busy with sending.
+        """
+        size, world = self.rollout.tp_size, self.workers.world_size
+        self.workers.call_each(
+            "init_live",
+            lambda rank: (layout, tuple(range(world - 1 - rank, size, world)), size),
+            timeout_s=INIT_TIMEOUT_S,
+        )
+        live = self._live_settings(layout, run_id)
+        self.weight_sync.live = LiveVerification(live, self.rollout, self.workers)
+        section = self._config.checkpoint_engine
+        if section.debug.perturb_before_sync:
+            self.weight_sync.perturbation = Perturbation(
+                self.workers, run_id, section.debug.perturb_delta, section.timeout_s
+            )
+
     def _init_transfer(self, role: str, group: WorkerGroup, run_id: str, key: bytes) -> None:
         config = self._config.checkpoint_engine
         verify = config.debug.verify_light_transfer
@@ -187,6 +214,20 @@ class RLSystem:
             timeout_s=config.checkpoint_engine.timeout_s,
             free_cache_engine=config.rollout.free_cache_engine,
             verify_light=config.checkpoint_engine.debug.verify_light_transfer,
+        )
+
+    def _live_settings(self, layout: LayoutSpec, run_id: str) -> LiveSettings:
+        section = self._config.checkpoint_engine
+        return LiveSettings(
+            spec=layout,
+            source=_TENSOR if self._fused else section.backend,
+            every=section.debug.verify_every,
+            all_replicas=section.debug.verify_replicas == ALL_REPLICAS,
+            strict=section.debug.strict,
+            root_dir=section.root_dir,
+            keep_last=section.debug.keep_last,
+            timeout_s=section.timeout_s,
+            run_id=run_id,
         )
 
     def _environment(self) -> dict[str, str]:

@@ -58,6 +58,7 @@ class Trainer:
         self._output = output
         self._system = system
         self._version = PolicyVersion(1, 0)
+        self._published_step = 0
         self._samples_seen = 0
         self._checkpoints = Checkpoints(output.path / "checkpoints", config.trainer.keep_last)
 
@@ -183,7 +184,7 @@ class Trainer:
 
     def _welcome(self, step: int) -> None:
         """Give late replicas the version served, if the actor has not been trained since."""
-        if self._version.step == step - 1:
+        if self._published_step == step - 1:
             self._system.weight_sync.catch_up(self._version)
 
     def _release(self, step: int) -> None:
@@ -194,9 +195,9 @@ class Trainer:
     def _publish(self, step: int) -> None:
         if not self._is_sync_step(step):
             return
-        version = PolicyVersion(self._version.epoch, step)
+        version = self._system.weight_sync.version_of(self._version.epoch, step)
         self._system.weight_sync.sync(version, "trained")
-        self._version = version
+        self._version, self._published_step = version, step
 
     def _evaluate(self, step: int) -> None:
         """Complete the held-out prompts, with the same seeds every time."""

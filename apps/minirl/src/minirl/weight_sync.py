@@ -1,19 +1,22 @@
 """Publishing a new version of the weights: the part that both modes share."""
 
 import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from minirl.perturbation import PERTURBED, Perturbation, Proof
 from minirl.rollout_manager import RolloutManager
+from minirl.sync_record import Clock, Moved, Order, SyncRecord
 from rl_core.errors import MiniRLError, VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
 from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion, VersionStore
+
+if TYPE_CHECKING:
+    from minirl.live_verification import LiveVerification
 
 _logger = logging.getLogger(__name__)
 
@@ -44,39 +47,24 @@ class SyncSettings(msgspec.Struct, frozen=True):
     verify_light: bool
 
 
-class SyncRecord(msgspec.Struct):
-    """One weight sync, as `summary.json` shows it, whether it published its version or failed.
-
-    `light` and `live` hold the counts of a verification, or None where it was off; `replicas` the
-    numbers of those that took part. `error` is the failure, or None for a version that was
-    published; the counts of a failed sync are those known when it ended.
-    """
-
-    sync_index: int
-    phase: str
-    version: str
-    backend: str
-    payload_bytes: int
-    seconds: float
-    phases: dict[str, float]
-    weights_digest: str | None = None
-    light: dict[str, int] | None = None
-    live: dict[str, int] | None = None
-    replicas: list[int] = []
-    error: str | None = None
-
-
 class WeightSync(ABC):
     """Publishes the actor's weights to every replica that is up, or to none.
 
-    Two phases: every engine rank loads, and only when all have, every replica commits. A failure
-    before that fences all replicas.
+    Two phases: every engine rank loads, and only when all have, and what they hold was verified
+    where that is asked for, every replica commits. A failure before that fences all replicas.
+
+    Attributes:
+        records: of all syncs so far.
+        live: verifies what the engines hold; None where that is off.
+        perturbation: proves that it would notice; None where that is off.
     """
 
     def __init__(
         self, rollout: RolloutManager, versions: VersionStore, settings: SyncSettings
     ) -> None:
         self.records: list[SyncRecord] = []
+        self.live: LiveVerification | None = None
+        self.perturbation: Perturbation | None = None
         self.settings = settings
         self.rollout = rollout
         self._versions = versions
@@ -86,17 +74,27 @@ class WeightSync(ABC):
         """Hand the engines' memory to the actor until the next sync, where they share devices."""
 
     @abstractmethod
-    def transfer(self, version: PolicyVersion, index: int, clock: "Clock") -> list[LoadReport]:
+    def transfer(self, order: Order, clock: Clock) -> Moved:
         """Get the weights into the engine ranks of the replicas that `RolloutManager.begin` named.
 
         The reports are of the ranks that loaded themselves.
         """
 
+    def version_of(self, epoch: int, step: int) -> PolicyVersion:
+        """The version that the weights after training step `step` are published as.
+
+        Perturbed weights have versions, too, and come before the ones that they were made from.
+        """
+        return PolicyVersion(epoch, step if self.perturbation is None else 2 * step)
+
     def sync(self, version: PolicyVersion, phase: str) -> SyncRecord:
         """Publish the actor's present weights as `version`; `phase` is initial or trained."""
         replicas = self.rollout.up()
+        proof = None
+        if self.perturbation is not None and self.records:
+            proof = self._prove(self.perturbation, version, replicas)
         self._versions.record(version)
-        return self._publish(version, phase, replicas)
+        return self._publish(version, phase, replicas, proof)
 
     def catch_up(self, version: PolicyVersion) -> SyncRecord | None:
         """Publish `version`, which is served, to replicas that came up since; None without any.
@@ -106,29 +104,6 @@ class WeightSync(ABC):
         newcomers = self.rollout.newcomers()
         return self._publish(version, JOINING, newcomers) if newcomers else None
 
-    def _publish(self, version: PolicyVersion, phase: str, replicas: list[int]) -> SyncRecord:
-        index = len(self.records) + 1
-        self._announce(index, version, phase)
-        clock = Clock()
-        reports: list[LoadReport] = []
-        try:
-            self.rollout.begin(version, replicas)
-            reports = self.transfer(version, index, clock)
-            if self.settings.verify_light:
-                _check_verified(reports, self.digest_of(version))
-            with clock.phase("commit"):
-                self.rollout.commit(version, self.settings.timeout_s)
-        except (MiniRLError, TimeoutError) as error:
-            self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
-            record = self._failed(index, version, phase, error, _counted(reports))
-            record.seconds, record.phases, record.replicas = clock.total(), clock.seconds, replicas
-            self.records.append(record)
-            raise
-        record = self._record(index, version, phase, reports, clock)
-        record.replicas = replicas
-        self.records.append(record)
-        return record
-
     def digest_of(self, version: PolicyVersion) -> str | None:
         """Digest of digests of a published version, if its transfer was verified."""
         for record in reversed(self.records):
@@ -136,106 +111,129 @@ class WeightSync(ABC):
                 return record.weights_digest
         return None
 
-    def _announce(self, index: int, version: PolicyVersion, phase: str) -> None:
+    # ------------------------------------------------------------------ one sync
+
+    def _prove(
+        self, perturbation: Perturbation, version: PolicyVersion, replicas: list[int]
+    ) -> Proof:
+        """Load changed weights, verify that they are what the engines hold, change them back."""
+        changed = PolicyVersion(version.epoch, version.step - 1)
+        self._versions.record(changed)
+        with perturbation.in_place(changed) as proof:
+            self._publish(changed, PERTURBED, replicas, proof)
+        return proof
+
+    def _publish(
+        self,
+        version: PolicyVersion,
+        phase: str,
+        replicas: list[int],
+        proof: Proof | None = None,
+    ) -> SyncRecord:
+        record = SyncRecord(
+            sync_index=len(self.records) + 1,
+            phase=phase,
+            version=str(version),
+            backend=self.settings.checkpoint_engine,
+            replicas=replicas,
+        )
+        clock = Clock()
+        try:
+            self._carry_out(record, version, clock, proof)
+        except (MiniRLError, TimeoutError) as error:
+            self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
+            self._note_failure(record, error)
+            raise
+        finally:
+            record.seconds = record.seconds or clock.total()
+            record.phases = {**clock.seconds, **record.phases}
+            self.records.append(record)
+        return record
+
+    def _carry_out(
+        self, record: SyncRecord, version: PolicyVersion, clock: Clock, proof: Proof | None
+    ) -> None:
+        live = self.live if self._is_verified(record, proof) else None
+        order = Order(version, record.sync_index, live is not None)
+        self._announce(record, live=order.live)
+        self.rollout.begin(version, record.replicas)
+        moved = self.transfer(order, clock)
+        self._check_light(record, version, moved.reports)
+        if live is not None:
+            with clock.phase("verify_live"):
+                ranks = live.verify(record, moved, version)
+            record.phases["expect_live"] = max(one.seconds for one in moved.expected)
+            if proof is not None:
+                record.perturbation = proof.check(record.phase, ranks)
+        with clock.phase("commit"):
+            self._conclude(record, version)
+        self._tell(record, moved.reports, clock)
+
+    def _is_verified(self, record: SyncRecord, proof: Proof | None) -> bool:
+        """Whether this sync is followed by a live verification; of newcomers always."""
+        if self.live is None:
+            return False
+        always = proof is not None or record.phase == JOINING
+        return always or self.live.due(record.sync_index)
+
+    def _conclude(self, record: SyncRecord, version: PolicyVersion) -> None:
+        """Let requests in; perturbed weights are never served."""
+        if record.phase == PERTURBED:
+            self.rollout.fence(f"{version} holds perturbed weights", _FENCE_TIMEOUT_S)
+        else:
+            self.rollout.commit(version, self.settings.timeout_s)
+
+    def _check_light(
+        self, record: SyncRecord, version: PolicyVersion, reports: list[LoadReport]
+    ) -> None:
+        record.payload_bytes = reports[0].nbytes
+        record.phases = _slowest(reports)
+        if self.settings.verify_light:
+            record.light = msgspec.structs.asdict(_counted(reports))
+            _check_verified(reports, self.digest_of(version))
+            _logger.info("Light transfer verification passed: %s", kv(**record.light))
+
+    def _note_failure(self, record: SyncRecord, error: Exception) -> None:
+        """Of a failure in the middle of a transfer only the rank is known that it comes from."""
+        record.error = f"{type(error).__name__}: {error}"
+        record.payload_bytes = 0
+        if self.settings.verify_light and record.light is None:
+            known = error.counts if isinstance(error, MiniRLError) else None
+            record.light = msgspec.structs.asdict(known or TensorCounts())
+
+    # ------------------------------------------------------------------ log
+
+    def _announce(self, record: SyncRecord, *, live: bool) -> None:
+        skipped = {} if live or self.live is None else {"configured_verify_live_weights": True}
         _logger.info(
             "Weight sync started: %s",
             kv(
-                sync_index=index,
-                phase=phase,
+                sync_index=record.sync_index,
+                phase=record.phase,
                 mode=self.settings.mode,
                 rollout_backend=self.rollout.name,
-                checkpoint_engine=self.settings.checkpoint_engine,
-                version=version,
+                checkpoint_engine=record.backend,
+                version=record.version,
                 verify_light_transfer=self.settings.verify_light,
-                verify_live_weights=False,
+                verify_live_weights=live,
+                **skipped,
             ),
         )
 
-    def _record(
-        self,
-        index: int,
-        version: PolicyVersion,
-        phase: str,
-        reports: list[LoadReport],
-        clock: "Clock",
-    ) -> SyncRecord:
-        seconds = clock.total()
-        nbytes = reports[0].nbytes
-        light = None
-        if self.settings.verify_light:
-            light = msgspec.structs.asdict(_counted(reports))
-            _logger.info("Light transfer verification passed: %s", kv(**light))
+    def _tell(self, record: SyncRecord, reports: list[LoadReport], clock: Clock) -> None:
+        record.weights_digest = reports[0].weights_digest
+        record.seconds = clock.total()
         _logger.info(
             "Weight sync finished: %s",
             kv(
-                sync_index=index,
-                phase=phase,
-                version=version,
-                payload_bytes=nbytes,
-                seconds=seconds,
-                gb_per_s=nbytes / seconds / _GIGA,
+                sync_index=record.sync_index,
+                phase=record.phase,
+                version=record.version,
+                payload_bytes=record.payload_bytes,
+                seconds=record.seconds,
+                gb_per_s=record.payload_bytes / record.seconds / _GIGA,
             ),
         )
-        phases = {**clock.seconds, **_slowest(reports)}
-        return SyncRecord(
-            sync_index=index,
-            phase=phase,
-            version=str(version),
-            backend=self.settings.checkpoint_engine,
-            payload_bytes=nbytes,
-            seconds=seconds,
-            phases=phases,
-            weights_digest=reports[0].weights_digest,
-            light=light,
-        )
-
-    def _failed(
-        self,
-        index: int,
-        version: PolicyVersion,
-        phase: str,
-        error: Exception,
-        loaded: TensorCounts,
-    ) -> SyncRecord:
-        """The record of a sync that published nothing, with the tensors `loaded` before it failed.
-
-        Of a failure in the middle of a transfer only the rank is known that the error comes from.
-        """
-        known = error.counts if isinstance(error, MiniRLError) else None
-        counts = loaded | (known or TensorCounts())
-        return SyncRecord(
-            sync_index=index,
-            phase=phase,
-            version=str(version),
-            backend=self.settings.checkpoint_engine,
-            payload_bytes=0,
-            seconds=0.0,
-            phases={},
-            light=msgspec.structs.asdict(counts) if self.settings.verify_light else None,
-            error=f"{type(error).__name__}: {error}",
-        )
-
-
-class Clock:
-    """Seconds by phase of one sync."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Account the block to phase `name`; the same one may come more than once."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            took = time.perf_counter() - begin
-            self.seconds[name] = self.seconds.get(name, 0.0) + took
-
-    def total(self) -> float:
-        """Seconds since the sync began."""
-        return time.perf_counter() - self._begin
 
 
 def _check_verified(reports: list[LoadReport], published: str | None) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from minirl.live_member import Expected, LiveMember, LiveName
 from minirl.rollout_member import RolloutMember
 from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
@@ -18,6 +19,7 @@ from rl_core.interfaces import (
     LeasedTensor,
     LoadReport,
     RankPlace,
+    SupportsPerturbation,
     SupportsReference,
     TensorStream,
     TrainEngine,
@@ -30,7 +32,7 @@ from rl_core.versions import PolicyVersion
 _logger = logging.getLogger(__name__)
 
 
-class ActorWorker(TransferMember):
+class ActorWorker(TransferMember, LiveMember):
     """One rank of the policy: builds the train engine and runs it. Every method is collective."""
 
     def __init__(self, settings: ProcessSettings) -> None:
@@ -83,13 +85,43 @@ class ActorWorker(TransferMember):
         """Structure of the weights as they would be sent. Local."""
         return self.engine.manifest(version, run_id)
 
-    def send_weights(self, manifest: Manifest, seconds: float) -> TransferReport:
+    def send_weights(
+        self, manifest: Manifest, seconds: float, live: bool
+    ) -> tuple[TransferReport, Expected]:
         """Send this version to the rollout ranks; ranks other than 0 only take part in gathering.
 
         Gathering is collective, so a rank whose transfer failed reads its stream to the end.
+        With `live` also what the engines must then hold, as far as it is this rank's to say.
         """
-        with _drained(self.engine.get_per_tensor_param()) as stream:
-            return self.transfer.send_weights(stream, manifest, Deadline.after(seconds), never())
+        with _drained(self.engine.get_per_tensor_param()) as full:
+            tap = self.live_tap(full, manifest, wanted=live)
+            deadline = Deadline.after(seconds)
+            report = self.transfer.send_weights(tap.stream, manifest, deadline, never())
+            return report, tap.expected()
+
+    def expect_weights(self, version: PolicyVersion, run_id: str) -> Expected:
+        """What the engines would hold of the present weights; nothing is sent."""
+        manifest = self.engine.manifest(version, run_id)
+        with _drained(self.engine.get_per_tensor_param()) as full:
+            tap = self.live_tap(full, manifest, wanted=True)
+            _exhaust(tap.stream)
+            return tap.expected()
+
+    def expected_content(
+        self, version: PolicyVersion, run_id: str, wanted: Sequence[LiveName]
+    ) -> dict[LiveName, bytes]:
+        """What some tensors of the engines would hold of the present weights; nothing is sent."""
+        manifest = self.engine.manifest(version, run_id)
+        with _drained(self.engine.get_per_tensor_param()) as full:
+            return self.assemble_live(full, manifest, wanted)
+
+    def perturb(self, delta: float) -> None:
+        """Change every published element, until `restore`."""
+        self._perturbable().perturb(delta)
+
+    def restore(self) -> None:
+        """Undo `perturb`, bit for bit."""
+        self._perturbable().restore()
 
     def save_checkpoint(self, path: str) -> None:
         """Training state for resuming."""
@@ -106,24 +138,40 @@ class ActorWorker(TransferMember):
             self._engine.shutdown()
             self._engine = None
 
+    def _perturbable(self) -> SupportsPerturbation:
+        engine = self.engine
+        if not isinstance(engine, SupportsPerturbation):
+            msg = f"perturb_before_sync: {type(engine).__name__} cannot change and restore weights"
+            raise ConfigError(msg)
+        return engine
+
 
 class FusedActorRolloutWorker(ActorWorker, RolloutMember):
     """An actor rank that feeds the rollout rank on the same device, if there is one."""
 
     def sync_weights(
-        self, version: PolicyVersion, run_id: str, seconds: float, verify: bool
-    ) -> LoadReport | None:
+        self, version: PolicyVersion, run_id: str, seconds: float, light: bool, live: bool
+    ) -> tuple[LoadReport | None, Expected]:
         """Stream this version into the engine rank beside this rank; None if there is none.
 
         Gathering is collective, so a rank without an engine rank, or whose engine failed, reads
-        the stream to its end all the same.
+        the stream to its end all the same. With `live` as in `send_weights`.
         """
         manifest = self.engine.manifest(version, run_id)
-        with _drained(self.engine.get_per_tensor_param()) as stream:
+        with _drained(self.engine.get_per_tensor_param()) as full:
+            tap = self.live_tap(full, manifest, wanted=live)
+            report = None
             if self._adapter is None:
-                return None
-            leases = _as_leases(stream, verify=verify)
-            return self._adapter.update_weights(leases, manifest, Deadline.after(seconds))
+                _exhaust(tap.stream)
+            else:
+                leases = _as_leases(tap.stream, verify=light)
+                report = self._adapter.update_weights(leases, manifest, Deadline.after(seconds))
+            return report, tap.expected()
+
+
+def _exhaust(stream: TensorStream) -> None:
+    for _ in stream:
+        pass
 
 
 @contextmanager
@@ -132,8 +180,7 @@ def _drained(stream: TensorStream) -> Iterator[TensorStream]:
     try:
         yield stream
     finally:
-        for _ in stream:
-            pass
+        _exhaust(stream)
 
 
 def _as_leases(stream: TensorStream, *, verify: bool) -> Iterator[BucketLease]:

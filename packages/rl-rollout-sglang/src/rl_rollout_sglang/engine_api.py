@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import msgspec
 import zmq
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
 
 from rl_core.errors import RolloutError
-from rl_core.interfaces import PauseMode, Placement
+from rl_core.interfaces import LiveContent, PauseMode, Placement
 from rl_core.rollout.config import choose_load_path
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
@@ -273,6 +274,11 @@ class SglangEngine:
     async def live_digests(self) -> list[dict[str, str]]:
         """Digests of what every rank computes with, by run-time name, in rank order."""
         return await self.call("live_digests")
+
+    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
+        """A piece of a tensor that rank `tp_rank` computes with, from byte `start` on."""
+        answers = await self.call("live_content", tp_rank, name, start)
+        return msgspec.msgpack.decode(answers[tp_rank], type=LiveContent)
 
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory; bytes over all ranks by tag that could be freed.

@@ -9,7 +9,8 @@ match.
 from torch import nn
 
 from rl_core.errors import VerificationError
-from rl_core.rollout.live_digests import digests_of, flip_bit, live_tensors
+from rl_core.interfaces import LiveContent
+from rl_core.rollout.live_digests import content_of, digests_of, flip_bit, live_tensors
 
 
 def live_digests(model: nn.Module) -> dict[str, str]:
@@ -18,6 +19,11 @@ def live_digests(model: nn.Module) -> dict[str, str]:
     Errors: VerificationError naming a tensor without memory.
     """
     return digests_of(live_tensors(model))
+
+
+def live_content(model: nn.Module, name: str, start: int) -> LiveContent:
+    """A piece of a live tensor, by run-time name; VerificationError if there is none."""
+    return content_of(live_tensors(model), name, start)
 
 
 def flip(model: nn.Module, name: str, position: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import msgspec
 import vllm.v1.engine.core as engine_core
 import vllm.v1.engine.utils as engine_utils
 import vllm.v1.executor.multiproc_executor as multiproc_executor
@@ -21,7 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rl_core.errors import ConfigError, LifecycleError, RolloutError
-from rl_core.interfaces import PauseMode, Placement
+from rl_core.interfaces import LiveContent, PauseMode, Placement
 from rl_core.rollout import process_watch
 from rl_core.rollout.config import check_known, choose_load_path
 from rl_core.rollout.process_output import redirect_output
@@ -199,6 +200,11 @@ class VllmEngine:
     async def live_digests(self) -> list[dict[str, str]]:
         """Digests of what every rank computes with, by run-time name, in rank order."""
         return await self.call("rl_live_digests")
+
+    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
+        """A piece of a tensor that rank `tp_rank` computes with, from byte `start` on."""
+        answers = await self.call("rl_live_content", tp_rank, name, start)
+        return msgspec.msgpack.decode(answers[tp_rank], type=LiveContent)
 
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory; bytes over all ranks by tag that could be freed.

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from rl_core.errors import VerificationError
-from rl_core.rollout.live_digests import Live, digests_of, flip_bit, tensors_of
+from rl_core.interfaces import LiveContent
+from rl_core.rollout.live_digests import Live, content_of, digests_of, flip_bit, tensors_of
 from rl_core.torch import as_bytes
 from rl_rollout_vllm import cpu_patches
 from rl_rollout_vllm.layout import PACKED
@@ -56,6 +57,11 @@ def live_digests(model: nn.Module) -> dict[str, str]:
     Errors: VerificationError naming a tensor without memory, or one that cannot be unpacked.
     """
     return digests_of(live_tensors(model))
+
+
+def live_content(model: nn.Module, name: str, start: int) -> LiveContent:
+    """A piece of what `name` is computed with, in its plain layout; errors as `live_digests`."""
+    return content_of(live_tensors(model), name, start)
 
 
 def flip(model: nn.Module, name: str, position: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from rl_core.rollout import process_watch
@@ -78,6 +79,13 @@ class RolloutWorkerExtension:
     def rl_live_digests(self) -> dict[str, str]:
         """Digests of what this rank computes with, by run-time name."""
         return live_digests.live_digests(self.model_runner.model)
+
+    def rl_live_content(self, rank: int, name: str, start: int) -> bytes | None:
+        """An encoded `LiveContent` of one rank; None from the others."""
+        if rank != self.rank:
+            return None
+        content = live_digests.live_content(self.model_runner.model, name, start)
+        return msgspec.msgpack.encode(content)
 
     def rl_flip(self, rank: int, name: str, position: float) -> None:
         """Flip one bit of a live tensor of one rank (tests only)."""

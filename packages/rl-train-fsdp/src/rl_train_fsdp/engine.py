@@ -17,6 +17,7 @@ from rl_train_fsdp.memory import MemoryUse, parameter_count_line
 from rl_train_fsdp.micro_batches import Batching
 from rl_train_fsdp.offload import Offload
 from rl_train_fsdp.optimizer import ShardedAdamW
+from rl_train_fsdp.perturbation import Perturbation
 from rl_train_fsdp.policy import Policy
 from rl_train_fsdp.prefix_sharing import sharing_width
 from rl_train_fsdp.pretrained import PretrainedWriter
@@ -165,6 +166,17 @@ class FsdpTrainEngine(TrainEngine):
                     writer.add(meta.name, tensor)
             parts.group.on_main(f"writing {path}", publish)
 
+    def perturb(self, delta: float) -> None:
+        """Change every published element by `delta` or more, until `restore`. Local.
+
+        LifecycleError if they are perturbed already.
+        """
+        self._ready().perturbation.apply(delta)
+
+    def restore(self) -> None:
+        """Put back what `perturb` changed, bit for bit. Local; nothing to do without it."""
+        self._ready().perturbation.undo()
+
     def offload(self) -> None:
         """Move parameters and optimizer state off the device, where configured. Local."""
         self._initialized().offload.offload()
@@ -216,6 +228,7 @@ class _Parts:
         reshard(self.policy)
         wire = config.engine.wire_dtype
         self.full_tensors = FullTensors(model, conversions, self.directory, wire)
+        self.perturbation = Perturbation(self.policy, wire)
         self.offload = Offload(self.policy, self.optimizer, config.engine, self.device)
         self.update = PolicyUpdate(
             self.policy,

@@ -19,11 +19,13 @@ from rl_core.interfaces.placement import (
     RolloutMode,
 )
 from rl_core.interfaces.rollout import (
+    LiveContent,
     LoadReport,
     PauseMode,
     Replica,
     RolloutAdapter,
     RolloutBackend,
+    SupportsLiveContent,
     SupportsLiveDigests,
 )
 from rl_core.interfaces.training import (
@@ -57,6 +59,7 @@ __all__ = [
     "Handle",
     "Launcher",
     "LeasedTensor",
+    "LiveContent",
     "LoadReport",
     "PauseMode",
     "Pending",
@@ -69,6 +72,7 @@ __all__ = [
     "RolloutMode",
     "SupportsCheckpointPath",
     "SupportsFileCheck",
+    "SupportsLiveContent",
     "SupportsLiveDigests",
     "SupportsPerturbation",
     "SupportsReference",

@@ -58,6 +58,20 @@ class LoadReport(msgspec.Struct, frozen=True):
         )
 
 
+class LiveContent(msgspec.Struct, frozen=True):
+    """A piece of one tensor that an engine rank computes with.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: of the tensor.
+        data: bytes in row-major order, from where they were asked for; empty beyond the end.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+
 class PauseMode(StrEnum):
     """What happens to requests in flight when a replica is paused."""
 
@@ -197,4 +211,17 @@ class SupportsLiveDigests(Protocol):
 
     def live_digests(self, timeout: float) -> list[dict[str, str]]:
         """Digests by run-time tensor name, one mapping per tensor-parallel rank."""
+        ...
+
+
+@runtime_checkable
+class SupportsLiveContent(Protocol):
+    """A rollout adapter whose engine can show what it really holds."""
+
+    def live_content(self, tp_rank: int, name: str, start: int, timeout: float) -> LiveContent:
+        """A piece of a tensor of one rank, by run-time name, from byte `start` on.
+
+        As many bytes as the engine likes to send at once. VerificationError or RolloutError
+        naming a tensor that is not there.
+        """
         ...

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rl_core.channel import Channel
     from rl_core.deadlines import Deadline
-    from rl_core.interfaces import BucketLease, Handle, LoadReport, Pending
+    from rl_core.interfaces import BucketLease, Handle, LiveContent, LoadReport, Pending
     from rl_core.metadata import Manifest
     from rl_core.rollout.config import EngineConfig
     from rl_core.trajectory import Completion, GenerateRequest
@@ -97,6 +97,11 @@ class StreamingAdapter(RolloutAdapter):
         """Digests of what the engine computes with, by run-time name, for every rank."""
         found: list[dict[str, str]] = self._call("live_digests", timeout=timeout)
         return found
+
+    def live_content(self, tp_rank: int, name: str, start: int, timeout: float) -> LiveContent:
+        """A piece of a tensor that one rank computes with, from byte `start` on."""
+        content: LiveContent = self._call("live_content", tp_rank, name, start, timeout=timeout)
+        return content
 
     # -- memory
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from rl_core.errors import VerificationError
+from rl_core.interfaces import LiveContent
 from rl_core.torch import WordSum, as_bytes, meta_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 KV_ATTRIBUTES = frozenset({"kv_cache"})
 """Attributes of attention layers that are no part of the weights."""
+
+
+PIECE_BYTES = 1 << 24
+"""Largest piece of a tensor that is shown at once."""
 
 
 class Live(NamedTuple):
@@ -68,6 +73,16 @@ def digests_of(tensors: Iterable[Live]) -> dict[str, str]:
             sums[key] = total
         found[name] = total.digest(meta_of(name, tensor))
     return found
+
+
+def content_of(tensors: Iterable[Live], name: str, start: int) -> LiveContent:
+    """A piece of the tensor `name`, from byte `start` on; VerificationError if there is none."""
+    for live in tensors:
+        if live.name == name:
+            meta = meta_of(name, live.tensor)
+            data = as_bytes(live.tensor)[start : start + PIECE_BYTES].cpu()
+            return LiveContent(meta.shape, meta.dtype, data.numpy().tobytes())
+    raise VerificationError(f"the engine has no tensor {name!r}")
 
 
 def flip_bit(tensor: torch.Tensor, position: float) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from rl_core.errors import ComponentError, LifecycleError, RolloutError
 from rl_core.gate import ServingGate
-from rl_core.interfaces import LoadReport, PauseMode, Placement
+from rl_core.interfaces import LiveContent, LoadReport, PauseMode, Placement
 from rl_core.logs import kv
 from rl_core.metadata import Manifest
 from rl_core.publish import Failed, Outdated, Phase
@@ -226,10 +226,16 @@ class RolloutServer(ABC):
 
         Errors: LifecycleError while the weights are released, RolloutError.
         """
-        self._check_running()
-        if WEIGHTS in self._memory.released:
-            raise LifecycleError("the weights are released: there is nothing to digest")
+        self._check_present()
         return await self._engine.live_digests()
+
+    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
+        """A piece of what one rank computes with, by run-time name, from byte `start` on.
+
+        Errors: as `live_digests`; RolloutError also for a tensor that is not there.
+        """
+        self._check_present()
+        return await self._engine.live_content(tp_rank, name, start)
 
     async def live_state(self) -> dict[str, Any]:
         """What the replica is doing and has: phase, requests in flight, processes, memory."""
@@ -264,6 +270,11 @@ class RolloutServer(ABC):
     def _check_running(self) -> None:
         if not self._running:
             raise LifecycleError(f"the {self.engine_name} server is not running")
+
+    def _check_present(self) -> None:
+        self._check_running()
+        if WEIGHTS in self._memory.released:
+            raise LifecycleError("the weights are released: there is nothing to look at")
 
     def _fence_if_dead(self) -> None:
         if self._running and not self._engine.alive and self._gate.state.phase != Phase.FENCED:

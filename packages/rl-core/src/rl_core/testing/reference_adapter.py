@@ -12,6 +12,7 @@ from rl_core.interfaces import (
     BucketLease,
     Handle,
     LeasedTensor,
+    LiveContent,
     LoadReport,
     PauseMode,
     RolloutAdapter,
@@ -96,6 +97,11 @@ class ReferenceAdapter(RolloutAdapter):
         """Digests of what the ranks compute with."""
         found: list[dict[str, str]] = self._call("live_digests", timeout=timeout)
         return found
+
+    def live_content(self, tp_rank: int, name: str, start: int, timeout: float) -> LiveContent:
+        """A piece of what one rank computes with."""
+        content: LiveContent = self._call("live_content", tp_rank, name, start, timeout=timeout)
+        return content
 
     def _stream(
         self, leases: Iterator[BucketLease], manifest: Manifest, attempt: int, deadline: Deadline

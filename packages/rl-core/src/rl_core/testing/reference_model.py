@@ -12,13 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own spelling
 
-from rl_core import digests
 from rl_core.errors import ManifestMismatchError
-from rl_core.metadata import Manifest, TensorMeta, nearest
-from rl_core.rollout.live_digests import flip_bit
+from rl_core.metadata import Manifest, nearest
+from rl_core.rollout.live_digests import Live, digests_of, flip_bit
 from rl_core.testing.reference_layout import Target, layout
 from rl_core.testing.reference_weights import ReferenceModelConfig
-from rl_core.torch import content_digest, meta_of
 
 MAX_TOKENS = 1024
 """Positions in the rotary table, and so the longest sequence."""
@@ -99,12 +97,12 @@ class RankModel:
 
     def live_digests(self) -> dict[str, str]:
         """Digests of what is really computed with, derived buffers included."""
-        found = {}
+        return digests_of(self.live_tensors())
+
+    def live_tensors(self) -> Iterator[Live]:
+        """What is computed with, by run-time name."""
         for name, tensor in {**self.parameters, **self.derived}.items():
-            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            meta: TensorMeta = meta_of(name, plain)
-            found[name] = content_digest(meta, plain, digests.WSUM64)
-        return found
+            yield Live(name, torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
     def flip(self, name: str, position: float) -> None:
         """Flip one bit of a live tensor; as `rl_core.rollout.live_digests.flip_bit`."""

@@ -9,9 +9,10 @@ import torch
 
 from rl_core.errors import LifecycleError, MiniRLError, ReplicaFencedError, RolloutError
 from rl_core.gate import ServingGate
-from rl_core.interfaces import PauseMode, Placement
+from rl_core.interfaces import LiveContent, PauseMode, Placement
 from rl_core.metadata import Manifest, TensorMeta
 from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
+from rl_core.rollout.live_digests import content_of
 from rl_core.testing.reference_config import ReferenceConfig
 from rl_core.testing.reference_engine import ReferenceEngine
 from rl_core.testing.reference_http import Health
@@ -175,6 +176,10 @@ class ReferenceServer:
     def live_digests(self) -> list[dict[str, str]]:
         """Digests of what is computed with, by run-time name, for each rank."""
         return [model.live_digests() for model in self._ranks]
+
+    def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
+        """A piece of what one rank computes with, by run-time name, from byte `start` on."""
+        return content_of(self._ranks[tp_rank].live_tensors(), name, start)
 
     def flip(self, rank: int, name: str, position: float) -> None:
         """Flip one bit of a live tensor of one rank."""

@@ -42,6 +42,7 @@ class TrainCapability(StrEnum):
 
     RESHARDS = "loads a checkpoint on another number of ranks"
     DETERMINISTIC = "the same update from the same state gives the same bits"
+    PERTURBS = "changes its published weights for a while, and puts them back bit for bit"
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,21 @@ class TrainEngineContract(Contract, contract=True):
         fresh = train.start(pool, RATE, world_size=1)
         fresh.run("load_checkpoint", tmp_path)
         assert fresh.stream(VERSION)[0].digests == digests
+
+    def test_perturbed_weights_differ_everywhere_and_come_back(self, ranks: RankGroup) -> None:
+        """Every element that is published, on every rank; a second change is refused."""
+        self.need(TrainCapability.PERTURBS)
+        before = ranks.stream(VERSION)[0]
+        ranks.run("perturb", 1e-3)
+        for changed in ranks.stream(VERSION):
+            for name, tensor in changed.tensors.items():
+                assert (tensor != before.tensors[name]).all(), name
+        with pytest.raises(LifecycleError):
+            ranks.run("perturb", 1e-3)
+        ranks.run("restore")
+        assert ranks.stream(VERSION)[0].digests == before.digests
+        ranks.run("restore")
+        assert ranks.stream(VERSION)[0].digests == before.digests
 
     def test_offload_and_onload_change_nothing(self, ranks: RankGroup) -> None:
         """Whether or not there is a device to leave; the second call does no harm."""

@@ -1,0 +1,86 @@
+"""One weight sync in data: what is to be done, what came of it, and what is kept of it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from minirl.live_member import Expected
+from rl_core.interfaces import LoadReport
+from rl_core.versions import PolicyVersion
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One sync to be carried out.
+
+    Attributes:
+        version: of the weights that the actor has now.
+        index: number of the sync, from 1.
+        live: whether what the engines must hold is to be derived on the way.
+    """
+
+    version: PolicyVersion
+    index: int
+    live: bool = False
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What a transfer brought.
+
+    Attributes:
+        reports: of the engine ranks that loaded themselves.
+        expected: of the actor ranks, if the order was to look on.
+    """
+
+    reports: list[LoadReport]
+    expected: Sequence[Expected] = ()
+
+
+class SyncRecord(msgspec.Struct):
+    """One weight sync, as `summary.json` shows it, whether it published its version or failed.
+
+    `light` and `live` hold the counts of a verification, or None where it was off; `replicas` the
+    numbers of those that took part. `error` is the failure, or None for one that ended well; the
+    counts of a failed sync are those known when it ended. `live_reports` are the directories of
+    the live verification's reports. `perturbation` says what was proved by changing the weights:
+    of the sync that carried the changed ones, which is never published, and of the one after it.
+    """
+
+    sync_index: int
+    phase: str
+    version: str
+    backend: str
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    phases: dict[str, float] = {}
+    weights_digest: str | None = None
+    light: dict[str, int] | None = None
+    live: dict[str, int] | None = None
+    replicas: list[int] = []
+    error: str | None = None
+    live_reports: list[str] = []
+    perturbation: dict[str, Any] | None = None
+
+
+class Clock:
+    """Seconds by phase of one sync."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Account the block to phase `name`; the same one may come more than once."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - begin
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+
+    def total(self) -> float:
+        """Seconds since the sync began."""
+        return time.perf_counter() - self._begin
