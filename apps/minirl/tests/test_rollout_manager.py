@@ -10,6 +10,7 @@ import torch
 
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
+from minirl.sync_record import Moved
 from minirl.weight_sync import SyncSettings, WeightSync
 from rl_core import plugins
 from rl_core.deadlines import Deadline
@@ -45,15 +46,16 @@ class DirectSync(WeightSync):
     def release(self):
         pass
 
-    def transfer(self, version, index, clock):
-        manifest, entries = self.weights.manifest(version), self.harm(self.weights.entries())
+    def transfer(self, order, clock):
+        manifest = self.weights.manifest(order.version)
+        entries = self.harm(self.weights.entries())
         reports = []
         for rank in self.rollout.receiving:
             _, _, server, tp_rank = self.rollout.adapter_arguments(rank)
             adapter = ReferenceAdapter(server, tp_rank, CONFIG)
             stream = leases(entries, 3)
             reports.append(adapter.update_weights(stream, manifest, Deadline.after(LIMIT_S)))
-        return reports
+        return Moved(reports)
 
 
 class Fleet:

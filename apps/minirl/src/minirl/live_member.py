@@ -38,6 +38,14 @@ class Expected(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+def share(actor: int, actors: int, tp_size: int) -> tuple[int, ...]:
+    """Tensor-parallel ranks that actor rank `actor` of `actors` derives the digests of.
+
+    The last ones first, since the first ones are busy with sending.
+    """
+    return tuple(range(actors - 1 - actor, tp_size, actors))
+
+
 class LiveMember:
     """Mixed into actor workers: derives expected digests from the full tensors they stream."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from minirl.checkpoint_manager import CheckpointEngineManager
 from minirl.checkpoint_worker import CheckpointWorker
 from minirl.fused_sync import FusedWeightSync
+from minirl.live_member import share
 from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.perturbation import Perturbation
 from minirl.plan import RunPlan
@@ -166,14 +167,11 @@ class RLSystem:
         return manager
 
     def _look_inside(self, layout: LayoutSpec, run_id: str) -> None:
-        """Let the actor ranks derive what the engine ranks must hold: a share of them each.
-
-        The last ones first, since the first ones are busy with sending.
-        """
+        """Let the actor ranks derive what the engine ranks must hold: a share of them each."""
         size, world = self.rollout.tp_size, self.workers.world_size
         self.workers.call_each(
             "init_live",
-            lambda rank: (layout, tuple(range(world - 1 - rank, size, world)), size),
+            lambda rank: (layout, share(rank, world, size), size),
             timeout_s=INIT_TIMEOUT_S,
         )
         live = self._live_settings(layout, run_id)

@@ -80,7 +80,8 @@ def content_of(tensors: Iterable[Live], name: str, start: int) -> LiveContent:
     for live in tensors:
         if live.name == name:
             meta = meta_of(name, live.tensor)
-            data = as_bytes(live.tensor)[start : start + PIECE_BYTES].cpu()
+            # A copy: storage that numpy has seen cannot be released any more.
+            data = as_bytes(live.tensor)[start : start + PIECE_BYTES].to("cpu", copy=True)
             return LiveContent(meta.shape, meta.dtype, data.numpy().tobytes())
     raise VerificationError(f"the engine has no tensor {name!r}")
 
