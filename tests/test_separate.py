@@ -18,10 +18,11 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     assert run.code == 0, run.log
     assert run.left() == []
     syncs = run.summary["syncs"]
-    assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(6)]
-    assert [sync["sync_index"] for sync in syncs] == [1, 2, 3, 4, 5, 6]
+    assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(7)]
+    assert [sync["sync_index"] for sync in syncs] == [1, 2, 3, 4, 5, 6, 7]
     assert {sync["backend"] for sync in syncs} == {backend}
-    tampered = syncs.pop(4)
+    tampered, flipped = syncs.pop(4), syncs.pop(4)
+    assert flipped["light"]["mismatched"] == 0
     check_tampered(tampered, json.loads((run.run_dir / SERVED).read_text())["tampered"])
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/mean"] <= 1e-5

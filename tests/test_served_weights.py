@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from witnesses import SERVED, TOLERANCE
+from witnesses import FLIPPED, SERVED, TOLERANCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
@@ -54,10 +54,37 @@ def test_two_ranks_sample_and_train_alike(witnessed_runs, name):
 @pytest.mark.parametrize("name", RUNS)
 def test_each_sync_tells_of_its_verification(witnessed_runs, name):
     run = witnessed_runs[name]
-    for index, phase in enumerate(("initial", *["trained"] * 3), start=1):
-        started = f"Weight sync started: sync_index={index}, phase={phase}, "
-        finished = f"Weight sync finished: sync_index={index}, phase={phase}, "
-        run.tells_in_order([started, "Light transfer verification passed: matched=", finished])
+    engine = "SGLang" if name == "sglang" else "vLLM"
+    rounds = [["trained"], ["perturbed", "trained"]][name == "fused"]
+    phases = ["initial", *rounds * 3]
+    for index, phase in enumerate(phases, start=1):
+        run.tells_in_order(
+            [
+                f"Weight sync started: sync_index={index}, phase={phase}, ",
+                "Light transfer verification passed: matched=",
+                f"{engine} strict runtime weight verification started: replica=0, source=",
+                f"{engine} rollout strict runtime weight verification passed: tensors=",
+                f"Weight sync finished: sync_index={index}, phase={phase}, ",
+            ]
+        )
+    for sync in run.summary["syncs"][: len(phases)]:
+        counts = dict(sync["live"])
+        assert counts.pop("matched") > 0
+        assert not any(counts.values()), sync
+        assert 0 < sync["phases"]["verify_live"] < sync["seconds"]
+
+
+def test_perturbed_weights_were_in_the_engine_and_the_samples_are_not_theirs(witnessed_runs):
+    """That they are those of the trainer's own weights, the log-probs and the witnesses show."""
+    run = witnessed_runs["fused"]
+    syncs = run.summary["syncs"][1:7]
+    assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(1, 7)]
+    for changed, restored in zip(syncs[::2], syncs[1::2], strict=True):
+        differ, again = changed["perturbation"]["differ"], restored["perturbation"]["restored"]
+        assert differ == again > 0
+        assert changed["weights_digest"] != restored["weights_digest"]
+    served = {span[0] for item in run.trajectories for span in item["policy_version_spans"]}
+    assert served == {"e1.s0", "e1.s2", "e1.s4"}
 
 
 @pytest.fixture(params=RUNS)
@@ -81,3 +108,20 @@ def test_a_byte_changed_on_the_way_stops_the_publish(told):
     assert f"tensor '{tampered['tensor']}'" in tampered["error"], tampered
     assert "fenced" in tampered["refusal"]
     check_same(answers["repaired"], answers["served"], "itself, before")
+
+
+def test_a_bit_flipped_in_the_engine_stops_the_publish(told, witnessed_runs):
+    name, answers = told
+    flipped = answers["flipped"]
+    assert f"on rank {flipped['rank']}: {FLIPPED!r}" in flipped["error"], flipped
+    assert "fenced" in flipped["refusal"]
+    failed = witnessed_runs[name].summary["syncs"][-2]
+    assert failed["error"] == flipped["error"]
+    assert failed["live"]["mismatched"] == 1
+    [report] = failed["live_reports"]
+    [bad] = json.loads((Path(report) / "summary.json").read_text())["bad"]
+    assert (bad["name"], bad["tp_rank"]) == (FLIPPED, flipped["rank"])
+    assert all("self_attn" in part for part in bad["slices"])
+    element = bad["first_difference"][0] * bad["shape"][1] + bad["first_difference"][1]
+    size = bad["shape"][0] * bad["shape"][1]
+    assert element == round(0.5 * (4 * size - 1)) // 4

@@ -257,7 +257,12 @@ class Death:
         return f"{self.seconds:5.1f} s, code {self.run.code}, left {self.left}: {self.causes}"
 
 
-VERIFIED = "checkpoint_engine.debug.verify_light_transfer=true"
+VERIFIED = (
+    "checkpoint_engine.debug.verify_light_transfer=true",
+    "checkpoint_engine.debug.verify_live_weights=true",
+    "checkpoint_engine.debug.strict=true",
+)
+PERTURBED = "checkpoint_engine.debug.perturb_before_sync=true"
 THREE_STEPS = (
     "trainer.total_training_steps=3",
     "data.eval_size=0",
@@ -266,14 +271,23 @@ THREE_STEPS = (
 TWO_RANKS = "rollout.tensor_model_parallel_size=2"
 
 WITNESSED = {
-    "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", VERIFIED)),
+    "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", *VERIFIED)),
     "mooncake": (
         "moe",
-        ("config=separate", "checkpoint_engine.backend=mooncake", VERIFIED, TWO_RANKS),
+        ("config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
     ),
-    "disk": ("dense", ("config=separate", "checkpoint_engine.backend=disk", VERIFIED, TWO_RANKS)),
-    "fused": ("tied", (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", VERIFIED)),
-    "sglang": ("moe", ("rollout.name=sglang", TWO_RANKS, "rollout.temperature=0.7", VERIFIED)),
+    "disk": (
+        "dense",
+        ("config=separate", "checkpoint_engine.backend=disk", *VERIFIED, TWO_RANKS),
+    ),
+    "fused": (
+        "tied",
+        (TWO_RANKS, "rollout.temperature=0.7", "trainer.seed=2", *VERIFIED, PERTURBED),
+    ),
+    "sglang": (
+        "moe",
+        ("rollout.name=sglang", TWO_RANKS, "rollout.temperature=0.7", *VERIFIED),
+    ),
 }
 """Runs whose engine is asked in the end what it serves: kind of model and arguments.
 

@@ -1,8 +1,10 @@
-"""`minirl`, with two questions to the running system at its end; the answers are in served.json.
+"""`minirl`, with questions to the running system at its end; the answers are in served.json.
 
 1. What does the engine serve? (the witnesses' questions)
 2. What if a byte changes on the way, between packing and loading? The sync must fail, no request
    may be answered after it, and a following sync must bring everything in order again.
+3. What if a bit of the engine's own weights flips after they were loaded, before they are served?
+   The same.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from witnesses import SERVED, requests
+from witnesses import FLIPPED, SERVED, requests
 
 from minirl import system
 from minirl.main import run
@@ -101,12 +103,33 @@ def tampered_sync(trainer, version):
     system = trainer._system
     feeding = getattr(system, "_receivers", system.workers)
     feeding.call_rank(0, "tamper_once", timeout_s=20)
-    found = {"error": None, "refusal": None, "tensor": None}
+    found = failed_sync(trainer, version)
+    return found | {"tensor": feeding.call_rank(0, "tampered_tensor", timeout_s=20)}
+
+
+def flipped_sync(trainer, version):
+    """The same, with one bit flipped in the engine between loading and looking."""
+    rollout = trainer._system.rollout
+    rank = rollout.tp_size - 1
+
+    def flipping(replica, timeout_s):
+        del rollout.live_digests  # that of the class again
+        flip = {"vllm": "rl_flip", "sglang": "flip"}[rollout.name]
+        server = rollout._replicas[replica].server
+        server.call("worker_call", flip, rank, FLIPPED, 0.5, timeout=timeout_s)
+        return rollout.live_digests(replica, timeout_s)
+
+    rollout.live_digests = flipping
+    return failed_sync(trainer, version) | {"rank": rank}
+
+
+def failed_sync(trainer, version):
+    """The error that ends a sync, and what a request gets after it."""
+    found = {"error": None, "refusal": None}
     try:
-        system.weight_sync.sync(version, "trained")
+        trainer._system.weight_sync.sync(version, "trained")
     except MiniRLError as error:
         found["error"] = f"{type(error).__name__}: {error}"
-    found["tensor"] = feeding.call_rank(0, "tampered_tensor", timeout_s=20)
     try:
         answers(trainer)
     except ReplicaFencedError as error:
@@ -122,9 +145,12 @@ def _fit_and_ask(self):
     pools = {"actor": self._system._actor_pool, "rollout": self._system._rollout_pool}
     nodes = {name: [bundle.node_id for bundle in pool.bundles] for name, pool in pools.items()}
     found = {"nodes": nodes, "served": answers(self)}
-    step = self._config.trainer.total_training_steps
+    sync = self._system.weight_sync
+    sync.perturbation = None
+    step = PolicyVersion.parse(sync.records[-1].version).step
     found["tampered"] = tampered_sync(self, PolicyVersion(1, step + 1))
-    self._system.weight_sync.sync(PolicyVersion(1, step + 2), "trained")
+    found["flipped"] = flipped_sync(self, PolicyVersion(1, step + 2))
+    sync.sync(PolicyVersion(1, step + 3), "trained")
     found["repaired"] = answers(self)
     (self._output.path / SERVED).write_text(json.dumps(found))
 

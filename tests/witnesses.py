@@ -18,6 +18,8 @@ LENGTH = 16
 TOLERANCE = 1e-4
 SERVED = "served.json"
 """File in the run directory with what the run's own engine answered in the end."""
+FLIPPED = "model.layers.1.self_attn.qkv_proj.weight"
+"""Run-time tensor of the engine in which a bit is flipped."""
 
 Answers = list[tuple[list[int], list[float]]]
 

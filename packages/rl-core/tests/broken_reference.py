@@ -12,6 +12,7 @@ from rl_core.errors import MiniRLError, RolloutError
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LoadReport
 from rl_core.publish import Failed
+from rl_core.rollout.live_digests import digests_of
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_engine import ReferenceEngine
 from rl_core.testing.reference_kv import KVRows
@@ -186,6 +187,29 @@ class FirstRankDigests(ReferenceServer):
 
     def live_digests(self):
         return [self._ranks[0].live_digests() for _ in self._ranks]
+
+
+class ContentOfACopy(RankModel):
+    """What is shown is what arrived first, not what is computed with."""
+
+    copy = None
+
+    def live_digests(self):
+        return digests_of(super().live_tensors())
+
+    def live_tensors(self):
+        if self.copy is None:
+            self.copy = [
+                live._replace(tensor=live.tensor.clone()) for live in super().live_tensors()
+            ]
+        return iter(self.copy)
+
+
+class FirstRankContent(ReferenceServer):
+    """The content of rank 0 is shown for all ranks."""
+
+    def live_content(self, tp_rank, name, start):
+        return super().live_content(0, name, start)
 
 
 class ResumedWithoutDerived(RankModel):

@@ -45,6 +45,8 @@ VARIANTS = [
     bites("test_report_accounts_for_everything", broken.DigestsUnchecked),
     bites("test_directory_equals_stream", broken.DirectoryIgnored),
     bites("test_live_digests_follow_the_weights", broken.StaticDigests),
+    bites("test_live_content_is_what_the_digests_are_of", broken.ContentOfACopy),
+    bites("test_live_content_is_what_the_digests_are_of", broken.FirstRankContent, 2),
     bites("test_every_rank_holds_what_the_layout_says", broken.WrongSlice, 2),
     bites("test_every_rank_holds_what_the_layout_says", broken.TiedHeadReported),
     bites("test_a_stale_or_swapped_tensor_is_named", broken.DigestsOfACopy),

@@ -275,10 +275,11 @@ class SglangEngine:
         """Digests of what every rank computes with, by run-time name, in rank order."""
         return await self.call("live_digests")
 
-    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
-        """A piece of a tensor that rank `tp_rank` computes with, from byte `start` on."""
+    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent | None:
+        """A piece of a tensor that rank `tp_rank` computes with; None if it has no such tensor."""
         answers = await self.call("live_content", tp_rank, name, start)
-        return msgspec.msgpack.decode(answers[tp_rank], type=LiveContent)
+        found = answers[tp_rank]
+        return None if found is None else msgspec.msgpack.decode(found, type=LiveContent)
 
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
         """Free memory; bytes over all ranks by tag that could be freed.

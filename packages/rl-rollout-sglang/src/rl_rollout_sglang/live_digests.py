@@ -6,10 +6,10 @@ another order of elements than its row of the table says: that shows up as a dif
 match.
 """
 
+import msgspec
 from torch import nn
 
 from rl_core.errors import VerificationError
-from rl_core.interfaces import LiveContent
 from rl_core.rollout.live_digests import content_of, digests_of, flip_bit, live_tensors
 
 
@@ -21,9 +21,10 @@ def live_digests(model: nn.Module) -> dict[str, str]:
     return digests_of(live_tensors(model))
 
 
-def live_content(model: nn.Module, name: str, start: int) -> LiveContent:
-    """A piece of a live tensor, by run-time name; VerificationError if there is none."""
-    return content_of(live_tensors(model), name, start)
+def live_content(model: nn.Module, name: str, start: int) -> bytes | None:
+    """A piece of a live tensor: an encoded `LiveContent`; None if there is no such tensor."""
+    found = content_of(live_tensors(model), name, start)
+    return None if found is None else msgspec.msgpack.encode(found)
 
 
 def flip(model: nn.Module, name: str, position: float) -> None:

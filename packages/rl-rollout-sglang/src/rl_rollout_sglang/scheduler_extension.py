@@ -91,10 +91,10 @@ class SchedulerExtension:
         return live_digests.live_digests(self._model)
 
     def live_content(self, rank: int, name: str, start: int) -> bytes | None:
-        """An encoded `LiveContent` of one rank; None from the others."""
+        """A piece of one rank's tensor, encoded; None from the others."""
         if rank != int(get_parallel().tp_rank):
             return None
-        return msgspec.msgpack.encode(live_digests.live_content(self._model, name, start))
+        return live_digests.live_content(self._model, name, start)
 
     def flip(self, rank: int, name: str, position: float) -> None:
         """Flip one bit of a live tensor of one rank (tests only)."""

@@ -16,11 +16,11 @@ keeps in a kernel's own layout is put back into the plain one first, without los
 from collections.abc import Iterator
 from functools import lru_cache
 
+import msgspec
 import torch
 from torch import nn
 
 from rl_core.errors import VerificationError
-from rl_core.interfaces import LiveContent
 from rl_core.rollout.live_digests import Live, content_of, digests_of, flip_bit, tensors_of
 from rl_core.torch import as_bytes
 from rl_rollout_vllm import cpu_patches
@@ -59,9 +59,14 @@ def live_digests(model: nn.Module) -> dict[str, str]:
     return digests_of(live_tensors(model))
 
 
-def live_content(model: nn.Module, name: str, start: int) -> LiveContent:
-    """A piece of what `name` is computed with, in its plain layout; errors as `live_digests`."""
-    return content_of(live_tensors(model), name, start)
+def live_content(model: nn.Module, name: str, start: int) -> bytes | None:
+    """A piece of what `name` is computed with, in its plain layout: an encoded `LiveContent`.
+
+    None if there is no such tensor: an error on one rank only would leave the others' answers to
+    be taken for those to the next call.
+    """
+    found = content_of(live_tensors(model), name, start)
+    return None if found is None else msgspec.msgpack.encode(found)
 
 
 def flip(model: nn.Module, name: str, position: float) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from rl_core.rollout import process_watch
@@ -81,11 +80,10 @@ class RolloutWorkerExtension:
         return live_digests.live_digests(self.model_runner.model)
 
     def rl_live_content(self, rank: int, name: str, start: int) -> bytes | None:
-        """An encoded `LiveContent` of one rank; None from the others."""
+        """A piece of one rank's tensor, encoded; None from the others."""
         if rank != self.rank:
             return None
-        content = live_digests.live_content(self.model_runner.model, name, start)
-        return msgspec.msgpack.encode(content)
+        return live_digests.live_content(self.model_runner.model, name, start)
 
     def rl_flip(self, rank: int, name: str, position: float) -> None:
         """Flip one bit of a live tensor of one rank (tests only)."""

@@ -221,7 +221,7 @@ class SupportsLiveContent(Protocol):
     def live_content(self, tp_rank: int, name: str, start: int, timeout: float) -> LiveContent:
         """A piece of a tensor of one rank, by run-time name, from byte `start` on.
 
-        As many bytes as the engine likes to send at once. VerificationError or RolloutError
-        naming a tensor that is not there.
+        As many bytes as the engine likes to send at once. VerificationError naming a tensor that
+        is not there.
         """
         ...

@@ -80,8 +80,11 @@ class Engine(Protocol):
         """Digests of what every rank computes with, by run-time name, in rank order."""
         ...
 
-    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
-        """A piece of a tensor that rank `tp_rank` computes with, from byte `start` on."""
+    async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent | None:
+        """A piece of a tensor that rank `tp_rank` computes with, from byte `start` on.
+
+        None if it has no such tensor.
+        """
         ...
 
     async def call(self, method: str, *args: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from rl_core.errors import ComponentError, LifecycleError, RolloutError
+from rl_core.errors import ComponentError, LifecycleError, RolloutError, VerificationError
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LiveContent, LoadReport, PauseMode, Placement
 from rl_core.logs import kv
@@ -232,10 +232,13 @@ class RolloutServer(ABC):
     async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
         """A piece of what one rank computes with, by run-time name, from byte `start` on.
 
-        Errors: as `live_digests`; RolloutError also for a tensor that is not there.
+        Errors: as `live_digests`; VerificationError for a tensor that is not there.
         """
         self._check_present()
-        return await self._engine.live_content(tp_rank, name, start)
+        found = await self._engine.live_content(tp_rank, name, start)
+        if found is None:
+            raise VerificationError(f"rank {tp_rank} of the engine has no tensor {name!r}")
+        return found
 
     async def live_state(self) -> dict[str, Any]:
         """What the replica is doing and has: phase, requests in flight, processes, memory."""

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import torch
 
-from rl_core.errors import LifecycleError, MiniRLError, ReplicaFencedError, RolloutError
+from rl_core.errors import (
+    LifecycleError,
+    MiniRLError,
+    ReplicaFencedError,
+    RolloutError,
+    VerificationError,
+)
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LiveContent, PauseMode, Placement
 from rl_core.metadata import Manifest, TensorMeta
@@ -179,7 +185,10 @@ class ReferenceServer:
 
     def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
         """A piece of what one rank computes with, by run-time name, from byte `start` on."""
-        return content_of(self._ranks[tp_rank].live_tensors(), name, start)
+        found = content_of(self._ranks[tp_rank].live_tensors(), name, start)
+        if found is None:
+            raise VerificationError(f"rank {tp_rank} of the engine has no tensor {name!r}")
+        return found
 
     def flip(self, rank: int, name: str, position: float) -> None:
         """Flip one bit of a live tensor of one rank."""

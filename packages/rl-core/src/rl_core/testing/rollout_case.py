@@ -36,6 +36,7 @@ class RolloutCapability(StrEnum):
     PREFIX_CACHE = "caches prefixes"
     SEEDS = "per-request seeds reproduce"
     LIVE_DIGESTS = "digests what the engine really holds"
+    LIVE_CONTENT = "shows what the engine really holds"
     LAYOUT = "says in a layout spec what the engine's ranks hold"
 
 

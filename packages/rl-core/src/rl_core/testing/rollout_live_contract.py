@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import pytest
 import torch
 
-from rl_core.interfaces import SupportsLiveDigests
+from rl_core.errors import VerificationError
+from rl_core.interfaces import LiveContent, SupportsLiveContent, SupportsLiveDigests
 from rl_core.layout import match
+from rl_core.metadata import TensorMeta
 from rl_core.rollout.expected_digests import Expectation, expected_digests
 from rl_core.rollout.live_check import LiveCheck, check_live
 from rl_core.testing.contract import Contract
 from rl_core.testing.rollout_case import RolloutCapability, RolloutCase
 from rl_core.testing.weight_set import WeightSet
+from rl_core.torch import WordSum
 
 
 class LiveDigestContract(Contract, contract=True):
@@ -28,6 +32,26 @@ class LiveDigestContract(Contract, contract=True):
         for before, after in zip(found[0], found[1], strict=True):
             assert before.keys() == after.keys()
             assert before != after
+
+    def test_live_content_is_what_the_digests_are_of(self, case: RolloutCase) -> None:
+        """Every byte of every tensor of every rank; a tensor that is not there is an error.
+
+        To look at an engine takes nothing from it: it can be synced again.
+        """
+        self.need(RolloutCapability.LIVE_DIGESTS)
+        self.need(RolloutCapability.LIVE_CONTENT)
+        for weights in (case.given.weights_a, case.given.weights_b):
+            case.sync(weights)
+            for rank, found in enumerate(live_digests(case)):
+                assert found
+                for name, digest in found.items():
+                    assert content_digest_of(case, rank, name) == digest, (rank, name)
+        with pytest.raises(VerificationError, match="no_such_tensor"):
+            piece_of(case, 0, "no_such_tensor", 0)
+        if RolloutCapability.FREES_WEIGHTS not in self.lacks:
+            case.first.release(("weights",), case.given.timeout_s)
+            case.first.resume(("weights",), case.given.timeout_s)
+        case.assert_repaired_by_sync()
 
     def test_every_rank_holds_what_the_layout_says(self, case: RolloutCase) -> None:
         """After a warm update everything that it holds is expected, and nothing else is there.
@@ -85,6 +109,26 @@ def live_digests(case: RolloutCase) -> list[dict[str, str]]:
     adapter = case.first
     assert isinstance(adapter, SupportsLiveDigests), "declare that LIVE_DIGESTS is lacking"
     return adapter.live_digests(case.given.timeout_s)
+
+
+def piece_of(case: RolloutCase, rank: int, name: str, start: int) -> LiveContent:
+    """A piece of a live tensor."""
+    adapter = case.first
+    assert isinstance(adapter, SupportsLiveContent), "declare that LIVE_CONTENT is lacking"
+    return adapter.live_content(rank, name, start, case.given.timeout_s)
+
+
+def content_digest_of(case: RolloutCase, rank: int, name: str) -> str:
+    """Digest of a live tensor, from its pieces."""
+    total, start = WordSum(), 0
+    while True:
+        piece = piece_of(case, rank, name, start)
+        meta = TensorMeta(name, piece.shape, piece.dtype)
+        if piece.data:
+            total.add(start, torch.frombuffer(bytearray(piece.data), dtype=torch.uint8))
+        start += len(piece.data)
+        if start >= meta.nbytes or not piece.data:
+            return total.digest(meta)
 
 
 def expectations(case: RolloutCase, weights: WeightSet) -> list[Expectation]:
