@@ -1,11 +1,19 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from minirl import memory_budget
+from minirl import live_plan, memory_budget
 from minirl.config import load_config
+from minirl.live_plan import live_layout
 from minirl.plan import make_plan
+from rl_core import plugins
 from rl_core.errors import ConfigError
+from rl_core.interfaces import SupportsLiveDigests, SupportsReference
+from rl_core.testing.reference_replica import REFERENCE_BACKEND
+
+DEBUG = "checkpoint_engine.debug"
+LIVE = f"{DEBUG}.verify_live_weights=true"
 
 
 def plan(*overrides):
@@ -43,6 +51,12 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["rollout.min_replicas=1"], ["min_replicas=1", "separate"]),
         (["config=separate", "rollout.min_replicas=0"], ["min_replicas=0", "at least 1"]),
         (["config=separate", "rollout.min_replicas=2"], ["min_replicas=2", "at most 1"]),
+        ([f"{DEBUG}.verify_replicas=some"], ["verify_replicas=some", "first, all"]),
+        ([f"{DEBUG}.verify_every=0"], ["verify_every=0", "at least 1"]),
+        ([f"{DEBUG}.keep_last=0"], ["keep_last=0", "at least 1"]),
+        ([f"{DEBUG}.perturb_delta=0"], ["perturb_delta=0", "greater than 0"]),
+        ([f"{DEBUG}.perturb_before_sync=true"], ["perturb_before_sync", "verify_live_weights"]),
+        ([LIVE, "checkpoint_engine.root_dir=/dev/null/x"], ["root_dir=/dev/null/x", "/dev/null"]),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(overrides, parts):
@@ -52,6 +66,53 @@ def test_what_cannot_work_is_refused_in_one_line(overrides, parts):
     assert len(message.splitlines()) == 1
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_live_verification_comes_with_the_layout_of_the_engine(engine):
+    assert plan("cluster.device=cpu", f"rollout.name={engine}").layout is None
+    found = plan("cluster.device=cpu", f"rollout.name={engine}", LIVE).layout
+    assert (found.engine, found.family, found.dtype) == (engine, "Qwen3ForCausalLM", "float32")
+
+
+def blind(**changes):
+    """The reference backend, under the name of one that can be looked into."""
+    return replace(REFERENCE_BACKEND, **changes)
+
+
+@pytest.mark.parametrize(
+    ("backend", "parts"),
+    [
+        (blind(), ["rollout.name=reference", "no layout tables"]),
+        (blind(adapter="rl_core.interfaces:RolloutAdapter"), ["reference", "no live digests"]),
+    ],
+)
+def test_a_backend_that_cannot_be_looked_into_is_refused(monkeypatch, backend, parts):
+    monkeypatch.setattr(plugins, "load_backend", lambda *_: backend)
+    with pytest.raises(ConfigError) as caught:
+        live_layout(load_config([LIVE]), {"local_path": "/"}, "cpu")
+    message = str(caught.value)
+    assert message.startswith(LIVE)
+    assert len(message.splitlines()) == 1
+    for part in parts:
+        assert part in message
+
+
+def test_an_architecture_without_a_table_is_refused(monkeypatch):
+    read = live_plan.read_model_config
+    strange = {"architectures": ["MambaForCausalLM"]}
+    monkeypatch.setattr(live_plan, "read_model_config", lambda path: read(path) | strange)
+    with pytest.raises(ConfigError, match=f"{LIVE}: .*Mamba") as caught:
+        plan("cluster.device=cpu", LIVE)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_train_engine_that_cannot_restore_is_refused(monkeypatch):
+    monkeypatch.setattr(live_plan, "SupportsPerturbation", SupportsReference)
+    plan("cluster.device=cpu", LIVE, f"{DEBUG}.perturb_before_sync=true")
+    monkeypatch.setattr(live_plan, "SupportsPerturbation", SupportsLiveDigests)
+    with pytest.raises(ConfigError, match=r"backend=fsdp2 cannot change and restore"):
+        plan("cluster.device=cpu", LIVE, f"{DEBUG}.perturb_before_sync=true")
 
 
 def test_two_engines_do_not_fit_where_one_does(monkeypatch):

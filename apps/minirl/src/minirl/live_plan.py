@@ -1,5 +1,6 @@
 """What live verification needs: a backend that knows its engine's layout and can look inside."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def live_layout(config: MiniRLConfig, values: Mapping[str, Any], device: str) ->
     backend = plugins.load_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name)
     if not issubclass(plugins.load_object(backend.adapter), SupportsLiveDigests):
         raise ConfigError(f"{_LIVE}: rollout.name={backend.name} has no live digests")
+    _check_writable(Path(config.checkpoint_engine.root_dir))
     try:
         return layout_of(backend, Path(values["local_path"]), values, device)
     except ConfigError as error:
@@ -53,6 +55,16 @@ def layout_of(
     model_config = read_model_config(model_path)
     layout: LayoutSpec = plugins.load_object(backend.layout)(model_config, engine, device)
     return layout
+
+
+def _check_writable(root_dir: Path) -> None:
+    """Nothing is created yet: what counts is the nearest directory that exists."""
+    nearest = next(path for path in (root_dir, *root_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        msg = (
+            f"checkpoint_engine.root_dir={root_dir}: {nearest} is no directory to write reports to"
+        )
+        raise ConfigError(msg)
 
 
 def _check_perturbation(config: MiniRLConfig) -> None:
