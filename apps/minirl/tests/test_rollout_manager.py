@@ -8,6 +8,8 @@ import msgspec
 import pytest
 import torch
 
+from minirl.live_member import Expected
+from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Moved
@@ -23,8 +25,10 @@ from rl_core.errors import (
     VerificationError,
 )
 from rl_core.interfaces import RolloutMode
+from rl_core.rollout.expected_digests import expected_digests
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_config import ReferenceConfig
+from rl_core.testing.reference_layout import layout_spec
 from rl_core.testing.reference_replica import REFERENCE_BACKEND
 from rl_core.testing.reference_weights import make_weights
 from rl_core.testing.thread_launcher import ThreadHandle, ThreadLauncher
@@ -55,7 +59,12 @@ class DirectSync(WeightSync):
             adapter = ReferenceAdapter(server, tp_rank, CONFIG)
             stream = leases(entries, 3)
             reports.append(adapter.update_weights(stream, manifest, Deadline.after(LIMIT_S)))
-        return Moved(reports)
+        return Moved(reports, [self.expected(manifest)] if order.live else [])
+
+    def expected(self, manifest):
+        stream = zip(self.weights.metas, self.weights.tensors.values(), strict=True)
+        spec = layout_spec(CONFIG.model)
+        return Expected(tuple(expected_digests(stream, manifest, spec, [0], 1)))
 
 
 class Fleet:
@@ -157,6 +166,31 @@ def test_a_late_replica_catches_up_with_the_version_served(fleet, caplog):
     assert "replicas=1, tp_size=1" in caplog.text
     assert "starting=[1]" in caplog.text
     assert caplog.text.count("Rollout replica joined: replica=1") == 1
+
+
+def test_a_late_replica_is_verified_before_its_first_request(fleet, tmp_path):
+    """Whatever is due: every ninth sync of the first replica is all that was asked for."""
+    settings = LiveSettings(
+        spec=layout_spec(CONFIG.model),
+        source="direct",
+        every=9,
+        all_replicas=False,
+        strict=False,
+        root_dir=str(tmp_path),
+        keep_last=1,
+        timeout_s=LIMIT_S,
+        run_id="run",
+    )
+    fleet.sync.live = LiveVerification(settings, fleet.manager, None)
+    fleet.manager.start(LIMIT_S, 1)
+    initial = fleet.sync.sync(VERSIONS[0], "initial")
+    assert fleet.sync.sync(VERSIONS[1], "trained").live is None
+    fleet.come_up()
+    joined = fleet.sync.catch_up(VERSIONS[1])
+    assert joined.live == initial.live
+    assert joined.live["matched"] > 0
+    [path] = joined.live_reports
+    assert "reference_direct_replica1_rollout1_" in path
 
 
 def test_a_late_replica_joins_at_the_next_publish(fleet):

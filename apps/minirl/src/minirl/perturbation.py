@@ -25,6 +25,7 @@ _logger = logging.getLogger(__name__)
 PERTURBED = "perturbed"
 """Phase of a sync that carries changed weights."""
 _NAMED = 3
+_RESTORE_S = 20.0
 
 
 class Proof:
@@ -79,7 +80,7 @@ class Perturbation:
         self._call("perturb", self._delta)
         try:
             yield proof
-        except BaseException:
+        except Exception:
             self._restore_after_failure()
             raise
         self._call("restore")
@@ -87,7 +88,7 @@ class Perturbation:
     def _restore_after_failure(self) -> None:
         """What failed is told, not that an actor which may be gone cannot restore."""
         try:
-            self._call("restore")
+            self._actors.call("restore", timeout_s=_RESTORE_S)
         except (MiniRLError, TimeoutError) as error:
             _logger.warning("perturbed weights could not be restored: %s", error)
 
