@@ -264,6 +264,17 @@ def test_a_failed_sync_leaves_a_record_and_publishes_nothing(fleet, harm):
     assert sync.digest_of(VERSIONS[2]) == first.weights_digest
 
 
+def test_an_interrupted_sync_does_not_pass_for_one_that_published(fleet):
+    def interrupt(entries):
+        raise KeyboardInterrupt
+
+    fleet.manager.start(LIMIT_S, 1)
+    fleet.sync.harm = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        fleet.sync.sync(VERSIONS[0], "initial")
+    assert fleet.sync.records == []
+
+
 def test_an_adapter_that_reports_a_difference_is_not_believed_to_have_loaded(fleet, monkeypatch):
     """What it counts decides, also where it raises nothing."""
     fleet.manager.start(LIMIT_S, 1)

@@ -143,12 +143,15 @@ class WeightSync(ABC):
         except (MiniRLError, TimeoutError) as error:
             self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
             self._note_failure(record, error)
+            self._keep(record, clock)
             raise
-        finally:
-            record.seconds = record.seconds or clock.total()
-            record.phases = {**clock.seconds, **record.phases}
-            self.records.append(record)
+        self._keep(record, clock)
         return record
+
+    def _keep(self, record: SyncRecord, clock: Clock) -> None:
+        record.seconds = record.seconds or clock.total()
+        record.phases = {**clock.seconds, **record.phases}
+        self.records.append(record)
 
     def _carry_out(
         self, record: SyncRecord, version: PolicyVersion, clock: Clock, proof: Proof | None
