@@ -127,7 +127,7 @@ class LiveVerification:
     def _places(
         self, version: PolicyVersion, replica: int, bad: Sequence[BadTensor]
     ) -> dict[LiveName, tuple[int, ...] | None]:
-        """By rank and name, for tensors that weights are in: the weights are gathered again."""
+        """By rank and name: for these few tensors the weights are gathered once more."""
         settings = self._settings
         wanted = [(one.tp_rank, one.name) for one in bad]
         answers: list[dict[LiveName, bytes]] = self._actors.call(

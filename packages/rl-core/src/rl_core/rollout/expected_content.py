@@ -22,7 +22,7 @@ class ExpectedContent:
     """Keeps, of a version that passes, what a few run-time tensors are made of."""
 
     def __init__(self, layouts: RankLayouts, wanted: Sequence[Name], limit: int) -> None:
-        """For `wanted` (rank, run-time name); what no weights are in is left out.
+        """For `wanted` (rank, run-time name); what the layouts do not know is left out.
 
         Args:
             layouts: of the ranks.
@@ -30,6 +30,8 @@ class ExpectedContent:
             limit: bytes to give of each.
         """
         plans = {plan.tp_rank: plan for plan in layouts.plans}
+        self._layouts = layouts
+        self._buffers = [(rank, name) for rank, name in wanted if name in layouts.buffers]
         self._wanted: list[tuple[RankPlan, str]] = [
             (plans[rank], name) for rank, name in wanted if name in plans[rank].parameters
         ]
@@ -44,8 +46,11 @@ class ExpectedContent:
 
     def finish(self) -> dict[Name, bytes]:
         """The bytes, in row-major order."""
-        found = {}
+        found = {key: self._shown(self._layouts.buffer(key[1])) for key in self._buffers}
         for plan, name in self._wanted:
-            whole = as_bytes(assemble(plan, name, self._tensors))[: self._limit]
-            found[plan.tp_rank, name] = whole.numpy().tobytes()
+            found[plan.tp_rank, name] = self._shown(assemble(plan, name, self._tensors))
         return found
+
+    def _shown(self, tensor: torch.Tensor) -> bytes:
+        data: bytes = as_bytes(tensor)[: self._limit].numpy().tobytes()
+        return data

@@ -41,11 +41,18 @@ class RankLayouts:
         """Of `ranks` out of the `tp_size` of a replica."""
         self.plans = [RankPlan(spec, manifest, rank, tp_size) for rank in ranks]
         self.buffers = dict(_buffers(spec))
+        self._spec = spec
         self._structure = manifest.structure_hash
 
     def fit(self, manifest: Manifest) -> bool:
         """Whether they are those of `manifest`, too."""
         return manifest.structure_hash == self._structure
+
+    def buffer(self, name: str) -> torch.Tensor:
+        """One of `buffers`, put together."""
+        rows = self._spec.buffers
+        [row] = [row for row in rows if name in names_of(row, self._spec.layers)]
+        return buffer_of(row)
 
 
 class ExpectedDigests:
