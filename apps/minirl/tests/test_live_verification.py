@@ -152,6 +152,13 @@ def make_fleet(monkeypatch, tmp_path):
         fleet.manager.shutdown(LIMIT_S)
 
 
+@pytest.mark.parametrize(("actors", "tp_size"), [(1, 1), (2, 1), (2, 2), (2, 5), (4, 2), (8, 3)])
+def test_each_rank_is_some_actors_and_no_actor_has_two_where_one_would_do(actors, tp_size):
+    shares = [share(actor, actors, tp_size) for actor in range(actors)]
+    assert sorted(rank for mine in shares for rank in mine) == list(range(tp_size))
+    assert max(map(len, shares)) == -(-tp_size // actors)
+
+
 def counts(matched, **others):
     kinds = ("mismatched", "missing", "unexpected", "unverifiable")
     return {"matched": matched, **dict.fromkeys(kinds, 0), **others}
