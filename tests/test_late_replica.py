@@ -17,11 +17,12 @@ ARGUMENTS = (
     "actor.engine_config.fsdp_size=1",
     "trainer.total_training_steps=3",
     "data.eval_size=0",
+    "checkpoint_engine.debug.verify_replicas=all",
 )
 
 
 def test_the_late_replica_serves_what_is_published(runner, tmp_path):
-    run = runner.complete(str(tmp_path), *ARGUMENTS, VERIFIED, program=PROGRAM)
+    run = runner.complete(str(tmp_path), *ARGUMENTS, *VERIFIED, program=PROGRAM)
     assert run.code == 0, run.log
     assert run.left() == []
 
@@ -53,6 +54,14 @@ def test_the_late_replica_serves_what_is_published(runner, tmp_path):
         ("trained", "e1.s2", [0, 1]),
         ("trained", "e1.s3", [0, 1]),
     ]
+    # Every replica that took part was looked into, each with a report of its own.
+    held = run.summary["syncs"][0]["live"]["matched"]
+    for sync in run.summary["syncs"]:
+        counts = dict(sync["live"])
+        assert counts.pop("matched") == held * len(sync["replicas"])
+        assert not any(counts.values())
+        for replica, report in zip(sync["replicas"], sync["live_reports"], strict=True):
+            assert f"vllm_hccl_replica{replica}_rollout{replica}_" in report
     digests = [sync["weights_digest"] for sync in run.summary["syncs"]]
     assert digests[1] == digests[2]
     assert "Rollout servers ready: backend=vllm, replicas=1" in run.log

@@ -35,7 +35,7 @@ def compare(directory: Path, kind: str, tp_size: int, extra: list[str]) -> bool:
         f"checkpoint_engine.root_dir={directory / 'exchange'}",
         f"trainer.run_dir={run_dir}",
     ]
-    run = _python("witnessed_run.py", *THREE_STEPS, VERIFIED, *arguments, *extra)
+    run = _python("witnessed_run.py", *THREE_STEPS, *VERIFIED, *arguments, *extra)
     saved = str(run_dir / "checkpoints" / "final")
     asked = _python("witnesses.py", saved) if run.returncode == 0 else run
     if asked.returncode != 0:
