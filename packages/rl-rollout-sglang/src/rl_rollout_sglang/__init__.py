@@ -11,6 +11,7 @@ ROLLOUT_BACKEND = RolloutBackend(
     replica="rl_rollout_sglang.replica:SglangReplica",
     adapter="rl_rollout_sglang.adapter:SglangAdapter",
     layout="rl_rollout_sglang.layout:layout",
+    probe="rl_rollout_sglang.probe:probe",
     engine_name="SGLang",
 )
 """Found through the entry-point group `minirl.rollout_backends`."""

@@ -16,8 +16,9 @@ from sglang.srt.managers import io_struct
 from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
 
 from rl_core.errors import RolloutError
-from rl_core.interfaces import LiveContent, PauseMode, Placement
+from rl_core.interfaces import LiveContent, LiveWeights, PauseMode, Placement
 from rl_core.rollout.config import choose_load_path
+from rl_core.rollout.live_ranks import together
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 from rl_rollout_sglang import engine_launch, engine_processes, trajectories
@@ -274,6 +275,10 @@ class SglangEngine:
     async def live_digests(self) -> list[dict[str, str]]:
         """Digests of what every rank computes with, by run-time name, in rank order."""
         return await self.call("live_digests")
+
+    async def live_weights(self) -> LiveWeights:
+        """The same, with how the engine runs."""
+        return together("sglang", await self.call("live_weights"))
 
     async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent | None:
         """A piece of a tensor that rank `tp_rank` computes with; None if it has no such tensor."""

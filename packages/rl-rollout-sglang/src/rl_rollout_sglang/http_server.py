@@ -5,14 +5,16 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from sglang.srt.entrypoints import http_server as sglang_http
 
 from rl_core.errors import LifecycleError
 from rl_core.gate import ServingGate
+from rl_core.interfaces import LiveWeights
 from rl_core.rollout.gated_app import App, GatedApp, Message, Receive, Send
+from rl_core.rollout.live_route import LiveRoute
 from rl_rollout_sglang.engine_api import SglangEngine
 
 SERVED = ("/v1/", "/generate", "/tokenize", "/detokenize", "/api/")
@@ -74,7 +76,12 @@ class HttpServer:
 
     @classmethod
     async def start(
-        cls, engine: SglangEngine, gate: ServingGate, host: str, timeout_s: float
+        cls,
+        engine: SglangEngine,
+        gate: ServingGate,
+        host: str,
+        timeout_s: float,
+        look: Callable[[], Awaitable[LiveWeights]],
     ) -> "HttpServer":
         """Put SGLang's application around a running engine, and listen.
 
@@ -83,11 +90,13 @@ class HttpServer:
             gate: decides what is answered.
             host: interface to bind.
             timeout_s: seconds for the application to come up.
+            look: what the engine holds, whatever the gate says.
 
         Errors: LifecycleError if it does not, or ends.
         """
         engine.publish(sglang_http)
-        server = cls(GuardedApp(sglang_http.app, gate), host)
+        guarded = GuardedApp(sglang_http.app, gate)
+        server = cls(LiveRoute(guarded, lambda scope: look()), host)
         server._task = asyncio.create_task(server._server.serve(sockets=[server._socket]))
         await server._listening(timeout_s)
         return server

@@ -18,7 +18,7 @@ from rl_core.channel import connect
 from rl_core.deadlines import Deadline
 from rl_core.rollout import process_watch
 from rl_core.rollout.weight_loading import Session, answer_update
-from rl_rollout_sglang import cpu_plugin, live_digests
+from rl_rollout_sglang import cpu_plugin, live_digests, live_weights
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
 from rl_rollout_sglang.scheduler_protocol import BELL, SEGMENTS, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
@@ -89,6 +89,10 @@ class SchedulerExtension:
     def live_digests(self) -> dict[str, str]:
         """Digests of what this rank computes with, by run-time name."""
         return live_digests.live_digests(self._model)
+
+    def live_weights(self) -> dict[str, Any]:
+        """The same, with how this rank runs: a `RankWeights` as plain data."""
+        return live_weights.of_runner(self._scheduler.tp_worker.model_runner)
 
     def live_content(self, rank: int, name: str, start: int) -> bytes | None:
         """A piece of one rank's tensor, encoded; None from the others."""

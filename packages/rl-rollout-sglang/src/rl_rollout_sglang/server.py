@@ -54,7 +54,9 @@ class SglangServer(RolloutServer):
 
         running = cast("SglangEngine", engine)
         timeout_s = self._config.start_timeout_s
-        return await HttpServer.start(running, gate, self._placement.host, timeout_s)
+        return await HttpServer.start(
+            running, gate, self._placement.host, timeout_s, self.live_weights
+        )
 
     def _route_logs(self) -> None:
         """Keep what SGLang logs in this process off the root logger, which it would take over."""

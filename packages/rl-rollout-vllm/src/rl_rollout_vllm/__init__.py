@@ -11,6 +11,7 @@ ROLLOUT_BACKEND = RolloutBackend(
     replica="rl_rollout_vllm.replica:VllmReplica",
     adapter="rl_rollout_vllm.adapter:VllmAdapter",
     layout="rl_rollout_vllm.layout:layout",
+    probe="rl_rollout_vllm.probe:probe",
     engine_name="vLLM",
 )
 """Found through the entry-point group `minirl.rollout_backends`."""

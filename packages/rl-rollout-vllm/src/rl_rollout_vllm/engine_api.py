@@ -22,9 +22,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rl_core.errors import ConfigError, LifecycleError, RolloutError
-from rl_core.interfaces import LiveContent, PauseMode, Placement
+from rl_core.interfaces import LiveContent, LiveWeights, PauseMode, Placement
 from rl_core.rollout import process_watch
 from rl_core.rollout.config import check_known, choose_load_path
+from rl_core.rollout.live_ranks import together
 from rl_core.rollout.process_output import redirect_output
 from rl_core.rollout.protocol import WEIGHTS
 from rl_core.trajectory import Completion, GenerateRequest
@@ -200,6 +201,10 @@ class VllmEngine:
     async def live_digests(self) -> list[dict[str, str]]:
         """Digests of what every rank computes with, by run-time name, in rank order."""
         return await self.call("rl_live_digests")
+
+    async def live_weights(self) -> LiveWeights:
+        """The same, with how the engine runs."""
+        return together("vllm", await self.call("rl_live_weights"))
 
     async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent | None:
         """A piece of a tensor that rank `tp_rank` computes with; None if it has no such tensor."""

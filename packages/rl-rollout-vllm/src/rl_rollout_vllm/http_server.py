@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -13,7 +13,9 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rl_core.gate import ServingGate
+from rl_core.interfaces import LiveWeights
 from rl_core.rollout.gated_app import App, GatedApp
+from rl_core.rollout.live_route import LiveRoute
 from rl_rollout_vllm.engine_api import VllmEngine
 
 
@@ -36,20 +38,27 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, engine: VllmEngine, gate: ServingGate, host: str) -> "HttpServer":
+    async def start(
+        cls,
+        engine: VllmEngine,
+        gate: ServingGate,
+        host: str,
+        look: Callable[[], Awaitable[LiveWeights]],
+    ) -> "HttpServer":
         """Build vLLM's application around a running engine, and listen.
 
         Args:
             engine: answers the requests.
             gate: decides what is answered.
             host: interface to bind.
+            look: what the engine holds, whatever the gate says.
         """
         options = _options(engine.args)
         client = engine.client
         tasks = await client.get_supported_tasks()
         app = build_app(options, tasks, client.model_config)
         await init_app_state(client, app.state, options, tasks)
-        server = cls(GatedApp(app, gate), host)
+        server = cls(LiveRoute(GatedApp(app, gate), lambda scope: look()), host)
         server._task = asyncio.create_task(server._server.serve(sockets=[server._socket]))
         return server
 

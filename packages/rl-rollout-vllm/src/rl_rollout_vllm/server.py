@@ -48,7 +48,7 @@ class VllmServer(RolloutServer):
         from rl_rollout_vllm.http_server import HttpServer
 
         running = cast("VllmEngine", engine)
-        return await HttpServer.start(running, gate, self._placement.host)
+        return await HttpServer.start(running, gate, self._placement.host, self.live_weights)
 
     def _route_logs(self) -> None:
         if self._config.log_dir is None:

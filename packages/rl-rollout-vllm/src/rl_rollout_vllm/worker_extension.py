@@ -15,7 +15,7 @@ import torch
 from rl_core.rollout import process_watch
 from rl_core.rollout.protocol import KV_CACHE
 from rl_core.rollout.weight_loading import Session, answer_update
-from rl_rollout_vllm import cpu_patches, live_digests
+from rl_rollout_vllm import cpu_patches, live_digests, live_weights
 from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
 from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, QUEUE_SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
@@ -78,6 +78,10 @@ class RolloutWorkerExtension:
     def rl_live_digests(self) -> dict[str, str]:
         """Digests of what this rank computes with, by run-time name."""
         return live_digests.live_digests(self.model_runner.model)
+
+    def rl_live_weights(self) -> dict[str, Any]:
+        """The same, with how this rank runs: a `RankWeights` as plain data."""
+        return live_weights.of_worker(self)
 
     def rl_live_content(self, rank: int, name: str, start: int) -> bytes | None:
         """A piece of one rank's tensor, encoded; None from the others."""

@@ -20,6 +20,7 @@ from rl_core.interfaces.placement import (
 )
 from rl_core.interfaces.rollout import (
     LiveContent,
+    LiveWeights,
     LoadReport,
     PauseMode,
     Replica,
@@ -60,6 +61,7 @@ __all__ = [
     "Launcher",
     "LeasedTensor",
     "LiveContent",
+    "LiveWeights",
     "LoadReport",
     "PauseMode",
     "Pending",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -192,6 +192,9 @@ class RolloutBackend:
         adapter: `RolloutAdapter`, called with (server Handle, tp_rank, config).
         layout: function giving the `LayoutSpec` of (`config.json` as a mapping, config, device);
             None if it has no tables.
+        probe: function giving the `LiveWeights` of the engine behind (`host:port`, timeout in
+            seconds), whoever started it; None from it: another kind of server listens there.
+            RolloutError if nobody does, or if it cannot tell. None if the backend cannot ask.
         api_version: `API_VERSION` it was written for.
         engine_name: how the log spells the engine.
     """
@@ -201,8 +204,28 @@ class RolloutBackend:
     replica: str
     adapter: str
     layout: str | None = None
+    probe: str | None = None
     api_version: int = API_VERSION
     engine_name: str = ""
+
+
+class LiveWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a running engine holds, and how it runs as far as its layout depends on that.
+
+    Attributes:
+        engine: name of its rollout backend.
+        device: `cpu`, or an accelerator.
+        settings: fields of the backend's configuration, without `local_path`.
+        ranks: digests by run-time tensor name, one mapping per tensor-parallel rank.
+        split: other ways in which the model is spread, such as `pipeline_parallel_size`, and over
+            how many; layouts know tensor parallelism only.
+    """
+
+    engine: str
+    device: str
+    settings: dict[str, Any]
+    ranks: list[dict[str, str]]
+    split: dict[str, int] = {}
 
 
 @runtime_checkable

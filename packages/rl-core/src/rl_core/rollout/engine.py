@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from rl_core.interfaces import LiveContent, PauseMode
+from rl_core.interfaces import LiveContent, LiveWeights, PauseMode
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 
@@ -78,6 +78,10 @@ class Engine(Protocol):
 
     async def live_digests(self) -> list[dict[str, str]]:
         """Digests of what every rank computes with, by run-time name, in rank order."""
+        ...
+
+    async def live_weights(self) -> LiveWeights:
+        """The same, with how the engine runs."""
         ...
 
     async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent | None:

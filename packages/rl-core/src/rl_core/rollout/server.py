@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from rl_core.errors import ComponentError, LifecycleError, RolloutError, VerificationError
 from rl_core.gate import ServingGate
-from rl_core.interfaces import LiveContent, LoadReport, PauseMode, Placement
+from rl_core.interfaces import LiveContent, LiveWeights, LoadReport, PauseMode, Placement
 from rl_core.logs import kv
 from rl_core.metadata import Manifest
 from rl_core.publish import Failed, Outdated, Phase
@@ -228,6 +228,11 @@ class RolloutServer(ABC):
         """
         self._check_present()
         return await self._engine.live_digests()
+
+    async def live_weights(self) -> LiveWeights:
+        """The same, with how the engine runs: what the HTTP server tells (`LiveRoute`)."""
+        self._check_present()
+        return await self._engine.live_weights()
 
     async def live_content(self, tp_rank: int, name: str, start: int) -> LiveContent:
         """A piece of what one rank computes with, by run-time name, from byte `start` on.
