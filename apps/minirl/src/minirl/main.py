@@ -15,6 +15,7 @@ commands:
   train            run the RL loop (the default)
   fetch smollm2    make a Hugging Face directory of SmolLM2-135M-Instruct
   layout [MODEL]   what each rank of the rollout engine holds of a model, as a table
+  verify DIR HOST:PORT   whether the engine that runs there holds the weights of DIR, rank by rank
   version          versions of minirl, its packages and the engines
 
 config=NAME picks presets (fused, separate, smollm2, or a path to a .yaml); key=value overrides
@@ -47,6 +48,15 @@ def layout(arguments: Sequence[str]) -> int:
     return 0
 
 
+def verify(arguments: Sequence[str]) -> int:
+    """Compare a running engine with a directory; 1 if it differs, or cannot be verified fully."""
+    from minirl.verify_command import verify_lines
+
+    lines, clean = verify_lines(arguments)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if clean else 1
+
+
 def version(arguments: Sequence[str]) -> int:
     """Print versions."""
     if arguments:
@@ -63,6 +73,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "fetch": fetch,
     "layout": layout,
+    "verify": verify,
     "version": version,
 }
 

@@ -1,9 +1,9 @@
 """Lets an SGLang server that was started by anybody tell what its engine holds.
 
-SGLang calls `install` in each of its processes (entry point `sglang.srt.plugins`). SGLang's own path
-`/weights_checker` then knows one action more, `ACTION`, which only reads: it takes no parameters and
-answers digests, names of tensors and a few settings. Who may ask is up to SGLang, as for its other
-actions (`--admin-api-key`). Nothing else changes.
+SGLang calls `install` in each of its processes (entry point `sglang.srt.plugins`). SGLang's own
+path `/weights_checker` then knows one action more, `ACTION`, which only reads: it takes no
+parameters and answers digests, names of tensors and a few settings. Who may ask is up to SGLang, as
+for its other actions (`--admin-api-key`). Nothing else changes.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def check_weights(original: Any, manager: Any, request: Any) -> Any:
         request: a `CheckWeightsReqInput`.
 
     Returns:
-        A `CheckWeightsReqOutput`. Its message is the list of all ranks' `RankWeights` as JSON, since
+        A `CheckWeightsReqOutput`. Its message is the list of all ranks' `RankWeights` as JSON:
         SGLang carries no other data of ours.
     """
     if request.action != ACTION:

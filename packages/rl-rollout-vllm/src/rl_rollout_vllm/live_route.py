@@ -1,9 +1,8 @@
 """Lets a vLLM server that was started by anybody tell what its engine holds.
 
-    vllm serve MODEL --worker-extension-cls rl_rollout_vllm.worker_extension.RolloutWorkerExtension \\
-        --middleware rl_rollout_vllm.live_route.VllmLiveRoute
-
-Imported in vLLM's API server; see `rl_core.rollout.live_route` for what it answers.
+It is given to `vllm serve` as `--middleware rl_rollout_vllm.live_route.VllmLiveRoute`, and needs
+`--worker-extension-cls rl_rollout_vllm.worker_extension.RolloutWorkerExtension`. Imported in vLLM's
+API server; see `rl_core.rollout.live_route` for what it answers.
 """
 
 from rl_core.errors import RolloutError

@@ -26,7 +26,7 @@ def probe(address: str, timeout: float) -> LiveWeights | None:
         return found
     status, content = server.ask("/collective_rpc", {"method": "rl_live_weights"})
     if status == 200 and isinstance(content, dict):
-        return together("vllm", content.get("results"))
+        return together("vllm", content.get("results", ()))
     if status in {404, 405}:
         msg = (
             f"the vLLM at {address} does not tell what it holds: start it with "

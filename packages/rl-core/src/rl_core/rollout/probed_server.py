@@ -39,11 +39,12 @@ class ProbedServer:
         Errors: RolloutError if no answer comes.
         """
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310 - the scheme is in the line below
+        timeout = max(0.001, self._deadline.remaining())
+        request = urllib.request.Request(
             f"http://{self._address}{path}", data, {"content-type": "application/json"}
         )
         try:
-            with self._opener.open(request, timeout=max(0.001, self._deadline.remaining())) as reply:
+            with self._opener.open(request, timeout=timeout) as reply:
                 return reply.status, _parsed(reply.read(MAX_BYTES))
         except urllib.error.HTTPError as error:
             with error:
