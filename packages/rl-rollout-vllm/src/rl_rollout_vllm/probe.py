@@ -27,10 +27,9 @@ def probe(address: str, timeout: float) -> LiveWeights | None:
     status, content = server.ask("/collective_rpc", {"method": "rl_live_weights"})
     if status == 200 and isinstance(content, dict):
         return together("vllm", content.get("results", ()))
-    if status in {404, 405}:
-        msg = (
-            f"the vLLM at {address} does not tell what it holds: start it with "
-            f"--worker-extension-cls {EXTENSION} --middleware {ROUTE}"
-        )
-        raise RolloutError(msg)
-    raise RolloutError(f"the vLLM at {address}, asked for its weights: {said(status, content)}")
+    words = "" if status in {404, 405} else f" ({said(status, content)})"
+    msg = (
+        f"the vLLM at {address} does not tell what it holds{words}: start it with "
+        f"--worker-extension-cls {EXTENSION} --middleware {ROUTE}"
+    )
+    raise RolloutError(msg)
