@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,18 @@ def marked_processes(mark: str) -> list[int]:
 def orphaned_segments(since: float) -> list[str]:
     """Shared memory made since then that no living process maps."""
     candidates = [path for path in Path("/dev/shm").iterdir() if _changed(path) >= since]
-    mapped = "".join(_maps(pid) for pid in _pids()) if candidates else ""
-    return [str(path) for path in candidates if str(path) not in mapped and path.exists()]
+    mapped = mapped_segments(_pids()) if candidates else []
+    return [str(path) for path in candidates if path not in mapped and path.exists()]
+
+
+def mapped_segments(pids: Iterable[int]) -> list[Path]:
+    """Files in /dev/shm that these processes map, under whatever name they were mapped.
+
+    Semaphores get their name only after that.
+    """
+    lines = [line.split() for pid in pids for line in _maps(pid).splitlines()]
+    inodes = {int(line[4]) for line in lines if len(line) > 5 and line[5].startswith("/dev/shm/")}
+    return [path for path in Path("/dev/shm").iterdir() if _inode(path) in inodes]
 
 
 def _changed(path: Path) -> float:
@@ -158,6 +168,13 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
 
 
 def _maps(pid: int) -> str:

@@ -14,6 +14,7 @@ from rl_core.rollout.protocol import FromWorker, Offer
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.weight_set import leases
 from rl_core.trajectory import SamplingParams
+from rl_rollout_sglang.probe import probe
 
 pytestmark = pytest.mark.engine
 
@@ -208,6 +209,29 @@ def test_http_answers_as_the_handle_does(dense, prompts, ask):
     body = {"model": "m", "prompt": prompts[0], "max_tokens": 12, "temperature": 0}
     answer = post(dense, {**body, "ignore_eos": True})
     assert answer["choices"][0]["text"].split() == [f"t{token}" for token in expected]
+
+
+def test_http_tells_what_the_engine_holds_and_how_it_runs(engines, weight_sets):
+    """Whatever the gate says; but for released weights, of which there is nothing to tell."""
+    started = engines("tied")
+    started.sync(weight_sets["tied"][0])
+    adapter, address = started.adapters[0], started.replica.address
+    found = probe(address, 60)
+    assert found.ranks == adapter.live_digests(60)
+    assert (found.engine, found.device, found.split) == ("sglang", "cpu", {})
+    assert found.settings == {
+        "dtype": "float32",
+        "tensor_model_parallel_size": 2,
+        "max_model_len": 1024,  # the model's own: the configuration says nothing
+    }
+    adapter.fence("a test", 30)
+    assert probe(address, 60) == found
+    adapter.release(["weights"], 30)
+    with pytest.raises(RolloutError, match="released"):
+        probe(address, 60)
+    adapter.resume(["weights"], 30)
+    started.sync(weight_sets["tied"][0])
+    assert probe(address, 60) == found
 
 
 def test_http_refuses_with_the_reason_while_fenced(dense, prompts):

@@ -20,6 +20,7 @@ from rl_core.rollout.protocol import (
 )
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.trajectory import SamplingParams
+from rl_rollout_vllm.probe import probe
 
 pytestmark = pytest.mark.engine
 
@@ -197,6 +198,35 @@ def test_http_answers_as_the_handle_does(dense, prompts, ask):
     body = {"prompt": prompts[0], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     answer = post(dense, {**body, "return_token_ids": True})
     assert answer["choices"][0]["token_ids"] == answers(ask, dense)[0]
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied"])
+def test_http_tells_what_the_engine_holds_and_how_it_runs(engines, weight_sets, kind):
+    """Whatever the gate says."""
+    started = engines(kind)
+    started.sync(weight_sets[kind][0])
+    adapter, address = started.adapters[0], started.replica.address
+    found = probe(address, 60)
+    assert found.ranks == adapter.live_digests(60)
+    assert (found.engine, found.device, found.split) == ("vllm", "cpu", {})
+    assert found.settings == {
+        "dtype": "float32",
+        "tensor_model_parallel_size": started.config.tensor_model_parallel_size,
+        "max_model_len": 1024,  # the model's own: the configuration says nothing
+        "cpu_packed_weights": started.config.cpu_packed_weights,
+    }
+    adapter.fence("a test", 30)
+    assert probe(address, 60) == found
+
+
+def test_http_tells_that_weights_are_released(dense, weight_sets):
+    adapter, address = dense.adapters[0], dense.replica.address
+    adapter.release(["weights"], 30)
+    with pytest.raises(RolloutError, match="released"):
+        probe(address, 60)
+    adapter.resume(["weights"], 30)
+    dense.sync(weight_sets["dense"][0])
+    assert probe(address, 60).ranks == adapter.live_digests(60)
 
 
 def test_http_refuses_with_the_reason_while_fenced(dense, prompts):
