@@ -23,6 +23,7 @@ ELSEWHERE = {
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
+    "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
     "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",
 }
 

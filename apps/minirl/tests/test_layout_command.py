@@ -66,6 +66,10 @@ def test_what_has_no_table_is_one_line(capsys, model, tmp_path):
     code, lines, err = printed(capsys, model("LamaForCausalLM"))
     assert (code, lines) == (2, [])
     assert "no layout table for LamaForCausalLM; the nearest that there is: LlamaForC" in err
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    code, lines, err = printed(capsys, str(tmp_path))
+    assert (code, lines) == (2, [])
+    assert "lacks 'num_attention_heads'" in err
     code, lines, err = printed(capsys, str(tmp_path / "nothing"))
     assert (code, lines) == (2, [])
     assert "no config.json there" in err

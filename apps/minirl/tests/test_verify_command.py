@@ -138,7 +138,7 @@ def test_one_changed_weight_is_named_on_both_sides_with_both_digests(verify, wri
     )
     assert lines.index(bad[0]) == 2  # below rank 0
     assert "mismatched=0" in lines[3]
-    assert lines[-1] == "these are not the weights it holds"
+    assert lines[-1] == "the engine does not hold these weights: 1 tensors are wrong"
 
 
 def test_missing_unexpected_and_unverifiable_tensors_are_named(verify, write, tensors):
@@ -166,6 +166,12 @@ def test_something_unverifiable_is_not_clean(verify, write, tensors):
     code, lines, _ = verify(path, live)
     assert code == 1
     assert any("unverifiable something.of.its.own" in line for line in lines)
+    assert lines[-1].startswith("nothing is wrong, and 1 tensors could not be verified")
+    lenient = "checkpoint_engine.debug.strict=false"
+    assert verify(path, live, lenient)[0] == 0
+    assert verify(path, live, "checkpoint_engine.debug.strict=true")[0] == 1
+    del live["ranks"][0]["model.norm.weight"]
+    assert verify(path, live, lenient)[0] == 1
 
 
 def test_weights_in_several_files_are_those_of_the_index(verify, write, tensors):

@@ -7,7 +7,7 @@ import pytest
 from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveWeights
 from rl_core.rollout.live_route import PATH
-from rl_core.rollout.probed_server import ProbedServer, said
+from rl_core.rollout.probed_server import API_KEY, ProbedServer, said
 from rl_core.testing.answering_server import answering
 
 HELD = {"engine": "vllm", "device": "cpu", "settings": {}, "ranks": [{"w": "wsum64:01"}]}
@@ -65,6 +65,14 @@ def test_one_who_never_answers_is_given_up():
 def test_the_environments_proxy_is_not_asked(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert asked(HELD) is not None
+
+
+@pytest.mark.parametrize(("key", "shown"), [("", None), ("secret", "Bearer secret")])
+def test_the_servers_key_is_shown(monkeypatch, key, shown):
+    monkeypatch.setenv(API_KEY, key)
+    with answering({}) as server:
+        ProbedServer(server.address, 10).ask("/version")
+        assert server.authorization == shown
 
 
 @pytest.mark.parametrize(

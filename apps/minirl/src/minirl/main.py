@@ -49,7 +49,7 @@ def layout(arguments: Sequence[str]) -> int:
 
 
 def verify(arguments: Sequence[str]) -> int:
-    """Compare a running engine with a directory; 1 if it differs, or cannot be verified fully."""
+    """Compare a running engine with a directory; 1 if it differs, or was not verified fully."""
     from minirl.verify_command import verify_lines
 
     lines, clean = verify_lines(arguments)

@@ -20,17 +20,26 @@ from rl_core.errors import ConfigError, RolloutError, VerificationError, in_one_
 from rl_core.interfaces import LiveWeights, RolloutBackend
 from rl_core.logs import kv
 from rl_core.rollout.expected_digests import expected_digests
+from rl_core.tensor_counts import TensorCounts
 
 SETTINGS = ("dtype", "tensor_model_parallel_size")
 """Keys of `rollout` that may be given: the engine must have them so."""
 
-KEYS = ("rollout.name", *(f"rollout.{key}" for key in SETTINGS), "checkpoint_engine.timeout_s")
+STRICT = "checkpoint_engine.debug.strict"
+"""Given as false, it lets tensors that cannot be verified pass."""
+
+KEYS = (
+    "rollout.name",
+    *(f"rollout.{key}" for key in SETTINGS),
+    "checkpoint_engine.timeout_s",
+    STRICT,
+)
 _SIZE = "tensor_model_parallel_size"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[\w.-]+):[0-9]{1,5}")
 
 
 def verify_lines(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The report, and whether every tensor on every rank was compared and is right.
+    """The report, and whether the engine passes: every tensor on every rank is right.
 
     Args:
         arguments: the directory, `HOST:PORT` of the engine, then `key=value`s of `KEYS`.
@@ -49,13 +58,12 @@ def verify_lines(arguments: Sequence[str]) -> tuple[list[str], bool]:
         f"{backend.engine_name or backend.name} at {address} against {path}: "
         f"{kv(device=live.device, **{key: live.settings.get(key) for key in SETTINGS})}"
     )
-    clean = counts_of(ranks).clean
-    verdict = "every rank holds these weights" if clean else "these are not the weights it holds"
-    return [title, *(line for rank in ranks for line in _rank_lines(rank)), verdict], clean
+    verdict, passes = _verdict(counts_of(ranks), lenient=given.get("strict") is False)
+    return [title, *(line for rank in ranks for line in _rank_lines(rank)), verdict], passes
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[str, str, MiniRLConfig, dict[str, Any]]:
-    """Directory, address, configuration, and those settings of `rollout` that were given."""
+    """Directory, address, configuration, and the settings that were given, by their last name."""
     places = [item for item in arguments if "=" not in item]
     overrides = [item for item in arguments if "=" in item]
     if len(places) != 2:
@@ -68,8 +76,9 @@ def _parsed(arguments: Sequence[str]) -> tuple[str, str, MiniRLConfig, dict[str,
         if key not in KEYS:
             raise ConfigError(f"verify: {key} has no meaning here; there are {', '.join(KEYS)}")
     config = load_config(overrides)
-    names = [key.rpartition(".")[2] for key in keys if key.startswith("rollout.")]
-    return directory, address, config, {name: getattr(config.rollout, name) for name in names}
+    known = {**vars(config.rollout), **vars(config.checkpoint_engine.debug)}
+    names = [key.rpartition(".")[2] for key in keys]
+    return directory, address, config, {name: known[name] for name in names if name in known}
 
 
 def _asked(
@@ -117,6 +126,18 @@ def _compared(
         return compare_replica(spec, expected, live.ranks)
     except VerificationError as error:
         raise ConfigError(f"verify: {error}") from error
+
+
+def _verdict(counts: TensorCounts, *, lenient: bool) -> tuple[str, bool]:
+    wrong = counts.mismatched + counts.missing + counts.unexpected
+    if wrong:
+        return f"the engine does not hold these weights: {wrong} tensors are wrong", False
+    if not counts.matched:
+        return "nothing could be compared", False
+    if counts.unverifiable:
+        words = f"nothing is wrong, and {counts.unverifiable} tensors could not be verified"
+        return words if lenient else f"{words} ({STRICT}=false lets that pass)", lenient
+    return "every rank holds these weights", True
 
 
 def _rank_lines(rank: RankComparison) -> Iterator[str]:

@@ -9,7 +9,7 @@ VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEV
 
 CPU_PLUGIN = "RL_ROLLOUT_SGLANG_CPU"
 """Variable without which `cpu_plugin` does nothing: an SGLang that somebody else starts in this
-environment stays as it is."""
+environment computes as it always did."""
 
 
 def server_env(config: SglangConfig, placement: Placement) -> dict[str, str]:

@@ -166,11 +166,18 @@ class ModelFacts:
 
 
 def facts_of(config: Mapping[str, Any], known: Mapping[str, Any]) -> ModelFacts:
-    """The facts; ConfigError for an architecture that is not in the table `known`."""
+    """The facts; ConfigError for an architecture that is not in the table `known`, or no sizes."""
     family = (config.get("architectures") or ["?"])[0]
     if family not in known:
         hint = nearest(family, known)
         raise ConfigError(f"no layout table for {family}; the nearest that there is: {hint}")
+    try:
+        return _facts(family, config)
+    except KeyError as error:
+        raise ConfigError(f"config.json of this {family} lacks {error}") from error
+
+
+def _facts(family: str, config: Mapping[str, Any]) -> ModelFacts:
     heads = config["num_attention_heads"]
     return ModelFacts(
         family=family,

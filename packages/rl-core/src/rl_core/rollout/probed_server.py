@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import Any
@@ -15,6 +16,10 @@ from rl_core.rollout.live_route import PATH
 
 MAX_BYTES = 1 << 28
 """Of an answer; a thousand digests take 100 KB."""
+
+
+API_KEY = "MINIRL_API_KEY"
+"""Variable with the key that is shown to the server, as bearer token, for those that want one."""
 
 
 class ProbedServer:
@@ -40,9 +45,7 @@ class ProbedServer:
         """
         data = None if body is None else json.dumps(body).encode()
         timeout = max(0.001, self._deadline.remaining())
-        request = urllib.request.Request(
-            f"http://{self._address}{path}", data, {"content-type": "application/json"}
-        )
+        request = urllib.request.Request(f"http://{self._address}{path}", data, _headers())
         try:
             with self._opener.open(request, timeout=timeout) as reply:
                 return reply.status, _parsed(reply.read(MAX_BYTES))
@@ -77,6 +80,12 @@ def said(status: int, content: Any) -> str:
         if isinstance(words, str) and words:
             return words
     return f"HTTP status {status}"
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get(API_KEY)
+    shown = {"authorization": f"Bearer {key}"} if key else {}
+    return {"content-type": "application/json", **shown}
 
 
 def _parsed(data: bytes) -> Any:

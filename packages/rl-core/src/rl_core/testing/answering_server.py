@@ -20,11 +20,13 @@ class AnsweringServer:
         address: `host:port`.
         answers: may be changed.
         asked: what came, in order: `METHOD PATH`, and the parsed body of a POST.
+        authorization: the header of the last request.
     """
 
     address: str
     answers: dict[str, tuple[int, Any]]
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    authorization: str | None = None
 
 
 @contextmanager
@@ -41,6 +43,7 @@ def answering(answers: Answers) -> Iterator[AnsweringServer]:
         def _reply(self, body: Any) -> None:
             what = f"{self.command} {self.path}"
             server.asked.append((what, body))
+            server.authorization = self.headers["authorization"]
             status, content = server.answers.get(what, (404, {"detail": "Not Found"}))
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
