@@ -59,7 +59,8 @@ def verify_lines(arguments: Sequence[str]) -> tuple[list[str], bool]:
         f"{kv(device=live.device, **{key: live.settings.get(key) for key in SETTINGS})}"
     )
     verdict, passes = _verdict(counts_of(ranks), lenient=given.get("strict") is False)
-    return [title, *(line for rank in ranks for line in _rank_lines(rank)), verdict], passes
+    lines = [title, *(line for rank in ranks for line in _rank_lines(rank)), verdict]
+    return [_shown(line) for line in lines], passes
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[str, str, MiniRLConfig, dict[str, Any]]:
@@ -95,7 +96,7 @@ def _asked(
         try:
             found = plugins.load_object(backend.probe)(address, config.checkpoint_engine.timeout_s)
         except RolloutError as error:
-            raise ConfigError(f"verify: {in_one_line(error)}") from error
+            raise ConfigError(f"verify: {_shown(in_one_line(error))}") from error
         if found is not None:
             return backend, found
     if not tried:
@@ -125,7 +126,7 @@ def _compared(
     try:
         return compare_replica(spec, expected, live.ranks)
     except VerificationError as error:
-        raise ConfigError(f"verify: {error}") from error
+        raise ConfigError(f"verify: {_shown(in_one_line(error))}") from error
 
 
 def _verdict(counts: TensorCounts, *, lenient: bool) -> tuple[str, bool]:
@@ -149,15 +150,15 @@ def _rank_lines(rank: RankComparison) -> Iterator[str]:
     )
     yield from (f"  {_described(bad)}" for bad in rank.bad)
     for name, why in rank.check.unverifiable.items():
-        yield f"  unverifiable {_shown(name)}: {why}"
+        yield f"  unverifiable {name}: {why}"
 
 
 def _described(bad: BadTensor) -> str:
     made = f" <- {' + '.join(bad.slices)}" if bad.slices else ""
     digests = f"expected {bad.expected or 'nothing'}, holds {bad.live or 'nothing'}"
-    return f"{bad.kind} {_shown(bad.name)}{made}: {digests}"
+    return f"{bad.kind} {bad.name}{made}: {digests}"
 
 
-def _shown(name: str) -> str:
-    """A name that another machine sent, fit for a terminal."""
-    return name if name.isprintable() else ascii(name)
+def _shown(text: str) -> str:
+    """Text with something that another machine sent, fit for a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
