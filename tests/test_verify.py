@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import urllib.error
 import urllib.request
 
 import pytest
@@ -11,8 +10,8 @@ from stock_servers import stock_server
 
 from minirl.main import main
 from minirl.tiny_model import Recipe, ensure_tiny_model
+from rl_core.plugins import ROLLOUT_BACKENDS, load_backend, load_object
 from rl_core.rollout.live_ranks import together
-from rl_core.rollout.live_route import PATH
 
 pytestmark = pytest.mark.engine
 
@@ -25,11 +24,16 @@ RUNTIME = {OUT: OUT, KEY: "model.layers.0.self_attn.qkv_proj.weight"}
 
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
-def served(request, tmp_path_factory):
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(engine, tmp_path_factory):
     """Directory of a model, and the address of an engine that serves it."""
-    directory = ensure_tiny_model(MODELS[request.param])
-    log = tmp_path_factory.mktemp(request.param) / "server.log"
-    with stock_server(request.param, directory, log) as address:
+    directory = ensure_tiny_model(MODELS[engine])
+    log = tmp_path_factory.mktemp(engine) / "server.log"
+    with stock_server(engine, directory, log) as address:
         yield directory, address
 
 
@@ -73,18 +77,22 @@ def test_what_the_engine_has_otherwise_is_one_line(served, verify):
     assert "rollout.tensor_model_parallel_size=2: the engine at" in err
 
 
-def test_vllms_development_mode_tells_the_same_as_the_route(served):
-    """So that a vLLM without the middleware can be verified, too."""
+def test_what_the_engines_answer_by_themselves_is_the_same(served, engine):
+    """vLLM's development mode, which does without our route; SGLang's own checksums."""
     _, address = served
-    try:
-        told = answer(f"http://{address}{PATH}")
-    except urllib.error.HTTPError:
-        pytest.skip("SGLang tells it on a path of its own")
-    body = json.dumps({"method": "rl_live_weights"}).encode()
-    ranks = answer(f"http://{address}/collective_rpc", body)["results"]
-    assert together("vllm", ranks).ranks == told["ranks"]
+    told = load_object(load_backend(ROLLOUT_BACKENDS, engine).probe)(address, 60).ranks
+    if engine == "vllm":
+        results = asked(address, "/collective_rpc", method="rl_live_weights")["results"]
+        assert together(engine, results).ranks == told
+    else:
+        checked = asked(address, "/weights_checker", action="checksum")
+        names = set(checked["ranks"][0]["checksums"])
+        assert "model.layers.0.self_attn.qkv_proj.weight" in names
+        assert names <= set(told[0])
 
 
-def answer(url, body=None):
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as reply:
+def asked(address, path, **body):
+    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)

@@ -1,6 +1,7 @@
 """Whoever started an SGLang: what it holds is asked for, or it is said what it lacks."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveWeights
 from rl_core.rollout.live_route import PATH
 from rl_core.testing.answering_server import answering
-from rl_rollout_sglang.live_plugin import ACTION
+from rl_rollout_sglang.live_plugin import ACTION, check_weights
 from rl_rollout_sglang.probe import probe
 
 MODEL = {"GET /model_info": (200, {"model_path": "/models/a"})}
@@ -66,3 +67,11 @@ UNKNOWN = {"success": False, "message": f"Unsupported action='{ACTION}'"}
 def test_an_sglang_that_cannot_tell_is_an_error_that_says_what_it_lacks(answer, words):
     with pytest.raises(RolloutError, match=words):
         probed({**MODEL, CHECKER: answer})
+
+
+def test_the_plugin_leaves_sglangs_actions_alone():
+    def original(manager, request):
+        return manager, request.action
+
+    request = SimpleNamespace(action="checksum")
+    assert check_weights(original, "manager", request) == ("manager", "checksum")
