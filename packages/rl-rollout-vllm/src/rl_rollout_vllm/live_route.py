@@ -11,6 +11,9 @@ from rl_core.rollout.gated_app import App, Message
 from rl_core.rollout.live_ranks import together
 from rl_core.rollout.live_route import LiveRoute
 
+EXTENSION = "rl_rollout_vllm.worker_extension.RolloutWorkerExtension"
+"""What the workers need; vLLM's `--worker-extension-cls`."""
+
 
 class VllmLiveRoute(LiveRoute):
     """The route, for vLLM's `--middleware`."""
@@ -26,4 +29,7 @@ async def look(scope: Message) -> LiveWeights:
         return together("vllm", await client.collective_rpc("rl_live_weights"))
     except Exception as error:
         # Edge of the engine: what fails in its processes arrives as any kind of error.
-        raise RolloutError(f"vLLM's workers do not tell what they hold: {error}") from error
+        msg = (
+            f"vLLM's workers, which need --worker-extension-cls {EXTENSION}, do not tell what they"
+        )
+        raise RolloutError(f"{msg} hold: {error}") from error

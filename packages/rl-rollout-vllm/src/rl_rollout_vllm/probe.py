@@ -4,8 +4,8 @@ from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveWeights
 from rl_core.rollout.live_ranks import together
 from rl_core.rollout.probed_server import ProbedServer, said
+from rl_rollout_vllm.live_route import EXTENSION
 
-EXTENSION = "rl_rollout_vllm.worker_extension.RolloutWorkerExtension"
 ROUTE = "rl_rollout_vllm.live_route.VllmLiveRoute"
 
 
