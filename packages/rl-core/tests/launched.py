@@ -22,6 +22,9 @@ class Counter:
     def environment(self):
         return self.flag
 
+    def directory(self):
+        return os.getcwd()
+
     def imported(self, name):
         return name in self.modules
 

@@ -24,12 +24,15 @@ def _importable():
     sys.path.remove(HERE)
 
 
-@pytest.fixture
-def launch(tmp_path):
+PRELOADS = {"new": (), "forked": ("rl_core.testing.process_wire",)}
+
+
+@pytest.fixture(params=PRELOADS)
+def launch(request, tmp_path):
     handles = []
 
     def start(cls="launched:Counter", kwargs=None, env=None):
-        launcher = ProcessLauncher(tmp_path)
+        launcher = ProcessLauncher(tmp_path, PRELOADS[request.param])
         handles.append(launcher.launch(cls, kwargs or {}, env or {}, Placement()))
         return handles[-1]
 
@@ -144,7 +147,25 @@ def test_a_handle_can_be_used_from_another_process(launch, tmp_path):
     assert counter.call("add", 0, timeout=CALL_S) == 42
 
 
-def test_the_process_dies_with_its_launcher(tmp_path):
+def test_what_was_preloaded_is_there_and_the_rest_is_of_the_moment(tmp_path, monkeypatch):
+    """The template imports once; environment and directory are those at the launch."""
+    launcher = ProcessLauncher(tmp_path, ["fractions"])
+    first = launcher.launch("launched:Counter", {}, {}, Placement())
+    monkeypatch.setenv("FLAG", "raised since")
+    monkeypatch.chdir(tmp_path)
+    second = launcher.launch("launched:Counter", {}, {}, Placement())
+    try:
+        assert first.call("environment", timeout=CALL_S) is None
+        assert second.call("environment", timeout=CALL_S) == "raised since"
+        assert second.call("directory", timeout=CALL_S) == str(tmp_path)
+        assert second.call("imported", "fractions", timeout=CALL_S)
+    finally:
+        first.kill()
+        second.kill()
+
+
+@pytest.mark.parametrize("preload", PRELOADS.values(), ids=PRELOADS)
+def test_the_process_dies_with_its_launcher(preload):
     code = f"""
 import sys, threading, time
 sys.path.append({HERE!r})
@@ -152,7 +173,8 @@ from rl_core.interfaces import Placement
 from rl_core.testing.launcher import ProcessLauncher
 handles = []
 def start():
-    handles.append(ProcessLauncher().launch("launched:Counter", {{}}, {{}}, Placement()))
+    launcher = ProcessLauncher(preload={preload})
+    handles.append(launcher.launch("launched:Counter", {{}}, {{}}, Placement()))
 thread = threading.Thread(target=start); thread.start(); thread.join()
 time.sleep(0.2)  # outlives the thread that launched it
 print(handles[0].pid, handles[0].call("start_daemon", timeout=30), flush=True)

@@ -4,7 +4,15 @@ from typing import ClassVar
 
 import pytest
 
-from rl_core.testing.rollout_contract import RolloutAdapterContract, RolloutCapability
+from rl_core.testing.rollout_contract import (
+    RolloutAdapterContract,
+    RolloutCapability,
+    RolloutCase,
+)
+from rl_core.testing.rollout_failure_contract import FailureContract
+from rl_core.testing.rollout_live_contract import LiveDigestContract
+from rl_core.testing.rollout_memory_contract import MemoryContract
+from rl_core.testing.rollout_sync_contract import SyncContract
 
 pytestmark = pytest.mark.engine
 
@@ -23,14 +31,17 @@ class TestDense(RolloutAdapterContract):
         return under_test("dense")
 
 
-class TestMixtureOfExperts(RolloutAdapterContract):
-    """Expert weights prepacked by vLLM."""
+class TestMixtureOfExperts(FailureContract, SyncContract, LiveDigestContract, MemoryContract):
+    """Expert weights prepacked by vLLM; requests are served as in `TestDense`."""
 
     lacks: ClassVar = ELSEWHERE
 
     @pytest.fixture(scope="class")
-    def rollout(self, under_test):
-        return under_test("moe")
+    @classmethod
+    def case(cls, under_test):
+        case = RolloutCase(under_test("moe"))
+        yield case
+        case.threads.shutdown(wait=False, cancel_futures=True)
 
 
 class TestTiedPackedOnTwoRanks(RolloutAdapterContract):

@@ -30,6 +30,16 @@ TINY = {
     "max_position_embeddings": 64,
 }
 
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The rank processes are shared by all modules here: one worker runs their tests."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group("rl-train-fsdp"))
+
 
 def make_config(kind, **changes):
     """A transformers config: `dense`, `tied`, `moe`, `llama` or `gemma2`."""

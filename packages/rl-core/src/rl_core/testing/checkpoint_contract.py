@@ -27,7 +27,7 @@ from typing import ClassVar
 import pytest
 
 from rl_core.interfaces import Launcher
-from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
+from rl_core.testing.checkpoint_case import DRIVER, CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_content_contract import ContentContract
 from rl_core.testing.checkpoint_failure_contract import FailureContract
 from rl_core.testing.checkpoint_faults import CheckpointFault, FaultHook
@@ -82,7 +82,7 @@ class CheckpointEngineContract(
     @pytest.fixture(scope="class")
     def launcher(self) -> Launcher:
         """Starts the ranks."""
-        return ProcessLauncher()
+        return ProcessLauncher(preload=[DRIVER.partition(":")[0]])
 
     @pytest.fixture(scope="class")
     def case(self, options: Options, launcher: Launcher) -> Iterator[CheckpointCase]:

@@ -4,10 +4,11 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import count
@@ -21,6 +22,7 @@ from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, MessageError, TransferError
 from rl_core.interfaces import Placement
 from rl_core.testing.process_host import IDLE_S
+from rl_core.testing.process_template import ForkOrder
 from rl_core.testing.process_tree import start_time
 from rl_core.testing.process_wire import Call, Failure, HostSpec, Reply, pack, rebuilt, unpack
 
@@ -40,9 +42,14 @@ class ProcessLauncher:
     launching process dies.
     """
 
-    def __init__(self, log_dir: Path | None = None) -> None:
-        """Outputs go to one file per process under `log_dir`, or are inherited without it."""
+    def __init__(self, log_dir: Path | None = None, preload: Sequence[str] = ()) -> None:
+        """Outputs go to one file per process under `log_dir`, or are inherited without it.
+
+        Modules to `preload` are imported once, in a process of which the launched ones are forks
+        (`process_template`); not those with an environment of their own, which an import may read.
+        """
         self._log_dir = log_dir
+        self._preload = tuple(preload)
         self._numbers = count()
 
     def launch(
@@ -63,13 +70,14 @@ class ProcessLauncher:
         log = self._log_path(cls)
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(log.open("wb")) if log else None
-            process, address = _spawner(os.getpid()).submit(_spawn, spec, env, output).result()
+            forking = self._preload and not env
+            job = (_fork, spec, self._preload, output) if forking else (_spawn, spec, env, output)
+            pid, address = _spawner(os.getpid()).submit(*job).result()
         if not address:
-            process.terminate()
+            _end(pid)
             where = f"; see {log}" if log else ""
             raise LifecycleError(f"the process for {cls} did not come up{where}")
-        _CHILDREN[process.pid] = process
-        return ProcessHandle(cls, process.pid, address, spec.key)
+        return ProcessHandle(cls, pid, address, spec.key)
 
     def _log_path(self, cls: str) -> Path | None:
         if self._log_dir is None:
@@ -196,9 +204,43 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "process-launcher")
 
 
-def _spawn(
-    spec: HostSpec, env: Mapping[str, str], output: IO[bytes] | None
-) -> tuple["subprocess.Popen[bytes]", str]:
+@lru_cache(maxsize=8)
+def _template(pid: int, modules: tuple[str, ...]) -> socket.socket:
+    """The line to the process that has imported these modules; `pid` as for `_spawner`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        program = [sys.executable, "-m", "rl_core.testing.process_template"]
+        process = subprocess.Popen(
+            [*program, str(pid), str(theirs.fileno()), *modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    _CHILDREN[process.pid] = process
+    ours.settimeout(START_S)
+    return ours
+
+
+def _fork(spec: HostSpec, modules: tuple[str, ...], output: IO[bytes] | None) -> tuple[int, str]:
+    """A fork of the template; its pid, and its address if it came up."""
+    line = _template(os.getpid(), modules)
+    order = msgspec.msgpack.encode(ForkOrder(spec, dict(os.environ), os.getcwd()))
+    ready, announce = os.pipe()
+    with os.fdopen(ready, "rb") as reading, os.fdopen(announce, "wb") as announcing:
+        descriptors = [announcing.fileno(), output.fileno() if output else 2]
+        socket.send_fds(line, [order], descriptors)
+        pid = int(line.recv(64))
+        announcing.close()
+        return pid, _announced(reading.fileno())
+
+
+def _announced(ready: int) -> str:
+    readable, _, _ = select.select([ready], [], [], START_S)
+    return os.read(ready, 4096).decode() if readable else ""
+
+
+def _spawn(spec: HostSpec, env: Mapping[str, str], output: IO[bytes] | None) -> tuple[int, str]:
+    """A new interpreter; its pid, and its address if it came up."""
     ready, announce = os.pipe()
     program = [sys.executable, "-m", "rl_core.testing.process_host"]
     try:
@@ -217,8 +259,8 @@ def _spawn(
         if process.stdin is not None:
             with process.stdin as stdin, contextlib.suppress(BrokenPipeError):
                 stdin.write(msgspec.msgpack.encode(spec))
-        readable, _, _ = select.select([ready], [], [], START_S)
-        return process, os.read(ready, 4096).decode() if readable else ""
+        _CHILDREN[process.pid] = process
+        return process.pid, _announced(ready)
     finally:
         os.close(ready)
 

@@ -112,10 +112,14 @@ def _write(channel: Channel, replies: "queue.SimpleQueue[Reply | None]") -> None
                 return
 
 
-def main() -> None:
-    """Read the spec, split off the supervisor, announce the address, run."""
-    parent, ready = int(sys.argv[1]), int(sys.argv[2])
-    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HostSpec)
+def serve(spec: HostSpec, parent: int, ready: int) -> None:
+    """Split off the supervisor, announce the address, run.
+
+    Args:
+        spec: the object.
+        parent: pid of the process whose death ends this one.
+        ready: descriptor to write the address to, closed then.
+    """
     supervise(parent)
     sys.path.extend(path for path in spec.import_path if path not in sys.path)
     with Listener() as listener:
@@ -127,6 +131,12 @@ def main() -> None:
         os.write(ready, listener.address.encode())
         os.close(ready)
         loop.run_forever()
+
+
+def main() -> None:
+    """Read the spec and serve it."""
+    parent, ready = int(sys.argv[1]), int(sys.argv[2])
+    serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HostSpec), parent, ready)
 
 
 if __name__ == "__main__":
