@@ -190,3 +190,19 @@ def test_other_mooncake_is_named(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", lambda name: old)
     with pytest.raises(IncompatibleVersionError, match="register_memory"):
         load_library("cpu")
+
+
+def test_senders_that_only_draw_their_streams_load_nothing():
+    code = (
+        "import sys\n"
+        "from rl_ckpt_mooncake.config import MooncakeConfig\n"
+        "from rl_ckpt_mooncake.engine import MooncakeCheckpointEngine\n"
+        "from rl_core.interfaces import TransferRole\n"
+        "for role in [('sender', 1), ('sender', 0)]:\n"
+        "    MooncakeCheckpointEngine(MooncakeConfig(), TransferRole(*role, key=b'k' * 32))\n"
+        "    print('mooncake.engine' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]

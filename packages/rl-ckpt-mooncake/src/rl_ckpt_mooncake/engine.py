@@ -12,7 +12,9 @@ class MooncakeCheckpointEngine(StreamingEngine):
     """Every receiver reads from the rank before it, the first one from sender 0."""
 
     def __init__(self, config: MooncakeConfig, role: TransferRole) -> None:
-        """Starts nothing, but loads Mooncake.
+        """Starts nothing, but loads Mooncake; not in the senders that only draw their streams.
+
+        With it comes a Go runtime with threads of its own, which they can do without.
 
         Errors: ConfigError (role, protocol), ComponentNotFoundError naming the extra to install,
         ComponentLoadError naming a missing shared library, IncompatibleVersionError.
@@ -20,7 +22,8 @@ class MooncakeCheckpointEngine(StreamingEngine):
         check_role(role)
         protocol = config.protocol_for(role.device)
         check_protocol(protocol)
-        load_library(role.device)
+        if role.role == "receiver" or role.rank == 0:
+            load_library(role.device)
         listening = Listening(
             role.host, protocol, role.device, config.device_name, config.stall_timeout_s
         )
