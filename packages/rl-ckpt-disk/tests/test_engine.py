@@ -24,6 +24,7 @@ from rl_core.errors import (
     DigestMismatchError,
     ManifestMismatchError,
     MessageError,
+    MiniRLError,
     TransferError,
     TransferTimeoutError,
 )
@@ -363,7 +364,11 @@ def test_a_forged_marker_ends_the_sync_by_name(case, monkeypatch, forge, kind, s
             lambda staged, content: publish(staged, forge(staged.final, case.key, content)),
         )
         outcome = group.sync(SMALL, deadline_s=5.0)
-    assert_ended(outcome, dict.fromkeys((*BOTH, "receiver 1"), kind), said)
+    assert_ended(outcome, {"sender 0": kind}, said)
+    # The first receiver that complains ends the sync, and the directory with it.
+    readers = [outcome.errors[f"receiver {rank}"] for rank in (0, 1)]
+    assert any(isinstance(error, kind) and said in str(error) for error in readers)
+    assert all(isinstance(error, MiniRLError) for error in readers)
     assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
 
