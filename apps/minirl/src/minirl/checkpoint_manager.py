@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_CONNECT_S = 60.0
+"""Longest wait for the members to connect: nobody tells those who wait for one that has died."""
 _ANSWER_S = 10.0
 _FINALIZE_S = 30.0
 
@@ -107,7 +109,7 @@ class CheckpointEngineManager(WeightSync):
         return manifest
 
     def _connect(self, ranks: Sequence[int]) -> None:
-        timeout_s = self.settings.timeout_s
+        timeout_s = min(self.settings.timeout_s, _CONNECT_S)
         calls = self._actors.submit_each("prepare_transfer", lambda _: ())
         calls += self._receivers.submit_each("prepare_transfer", lambda _: (), ranks)
         endpoints = wait_all("prepare_transfer", calls, timeout_s, self._witnesses)

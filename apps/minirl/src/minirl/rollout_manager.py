@@ -175,14 +175,18 @@ class RolloutManager:
         self.up()
         done: dict[str, Completion] = {}
         failures: list[Exception] = []
-        while left := [request for request in requests if request.request_id not in done]:
+        left = list(requests)
+        while left:
             asked = [rank for rank in self._leaders if self._states[rank].committed is not None]
             if not asked and failures:
                 raise failures[0]
             if not asked:
                 raise ReplicaFencedError("no replica has weights yet; sync them first")
+            before = len(failures)
             for completion in self._ask(left, asked, failures):
                 done[completion.request_id] = completion
+            again = requests if len(failures) > before else ()
+            left = [request for request in again if request.request_id not in done]
         return [done[request.request_id] for request in requests]
 
     def _ask(
