@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _CONNECT_S = 60.0
-"""Longest wait for the members to connect: nobody tells those who wait for one that has died."""
+"""Longest wait for the members to connect, where a run is to go on without one that has died
+meanwhile: nobody tells those who wait for it."""
 _ANSWER_S = 10.0
 _FINALIZE_S = 30.0
 
@@ -109,13 +110,15 @@ class CheckpointEngineManager(WeightSync):
         return manifest
 
     def _connect(self, ranks: Sequence[int]) -> None:
-        timeout_s = min(self.settings.timeout_s, _CONNECT_S)
+        timeout_s = self.settings.timeout_s
         calls = self._actors.submit_each("prepare_transfer", lambda _: ())
         calls += self._receivers.submit_each("prepare_transfer", lambda _: (), ranks)
         endpoints = wait_all("prepare_transfer", calls, timeout_s, self._witnesses)
         count = self._actors.world_size
         places = self._engine_cls.build_topology(endpoints[:count], endpoints[count:])
         receivers = dict(zip(ranks, places["receiver"], strict=True))
+        if self.rollout.goes_on:
+            timeout_s = min(timeout_s, _CONNECT_S)
         calls = self._actors.submit_each(
             "connect_transfer", lambda rank: (places["sender"][rank], timeout_s)
         )
