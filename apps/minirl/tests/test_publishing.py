@@ -1,12 +1,13 @@
 """A publish with a fault at one replica of two: what is served, and by whom."""
 
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
 import torch
 import two_replicas
-from two_replicas import LIMIT_S, Fleet, request
+from two_replicas import FINALIZE_S, LIMIT_S, Fleet, request
 
 from rl_core.errors import (
     DigestMismatchError,
@@ -14,12 +15,14 @@ from rl_core.errors import (
     MiniRLError,
     RolloutError,
     TransferError,
+    TransferTimeoutError,
 )
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.trajectory import GenerateRequest, SamplingParams
 from rl_core.versions import PolicyVersion
 
 QKV = "layers.1.qkv"
+HANG_S = FINALIZE_S + 1.0
 
 
 @pytest.fixture
@@ -55,16 +58,20 @@ def raises(kind, message, point="midway"):
     return harm
 
 
-def cannot_load(fleet, victim, monkeypatch):
-    """The engine refuses a bucket, as if its own transfer had failed."""
-    load = ReferenceAdapter.send
+def fails_to_load(kind, message):
+    """Handing a bucket to the engine fails."""
 
-    def send(adapter, entries, *rest):
-        if adapter is fleet.receivers[victim]._adapter:
-            raise TransferError("the engine failed during an update: out of memory")
-        load(adapter, entries, *rest)
+    def harm(fleet, victim, monkeypatch):
+        load = ReferenceAdapter.send
 
-    monkeypatch.setattr(ReferenceAdapter, "send", send)
+        def send(adapter, entries, *rest):
+            if adapter is fleet.receivers[victim]._adapter:
+                raise kind(message)
+            load(adapter, entries, *rest)
+
+        monkeypatch.setattr(ReferenceAdapter, "send", send)
+
+    return harm
 
 
 def damaged(fleet, victim, monkeypatch):
@@ -145,6 +152,24 @@ def unanswered(method):
     return harm
 
 
+def hangs(who):
+    """A deadline passes, which blames nobody, but this member does not answer then, either."""
+
+    def harm(fleet, victim, monkeypatch):
+        fails_to_load(TransferTimeoutError, "deadline passed")(fleet, victim, monkeypatch)
+        if who == "server":
+            refuses("clear_kv_cache", "no answer")(fleet, victim, monkeypatch)
+            return
+
+        def reach(point):
+            if point == "finalize":
+                time.sleep(HANG_S)
+
+        fleet.receivers[victim].reach = reach
+
+    return harm
+
+
 FAULTS = {
     "begin: the worker dies": dies("prepare"),
     "begin: the worker dies while connecting": dies("connect"),
@@ -152,9 +177,11 @@ FAULTS = {
     "transfer: the worker dies": dies("midway"),
     "transfer: the worker dies at the end": dies("end"),
     "transfer: the server dies": server_dies("load"),
+    "transfer: the worker hangs": hangs("worker"),
+    "transfer: the server hangs": hangs("server"),
     "transfer: a message is damaged": damaged,
     "load: refused": raises(ManifestMismatchError, "a tensor has another shape"),
-    "load: fails": cannot_load,
+    "load: fails": fails_to_load(TransferError, "the engine failed: out of memory"),
     "load: the server dies": server_dies("finish_update"),
     "light: a difference is reported": reports(matched=0, mismatched=1),
     "light: another digest": reports(weights_digest="xxh3-128:0"),
@@ -269,12 +296,13 @@ def test_what_fails_at_the_trainer_is_no_replicas_fault(make_fleet):
             fleet.ask_server(replica, server)
 
 
-def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch):
+@pytest.mark.parametrize("kind", [TransferError, TransferTimeoutError])
+def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch, kind):
     """A receiver that only says that a transfer failed does not say that it was its own fault."""
     fleet = make_fleet(goes_on=True)
     fleet.publish(0)
-    raises(TransferError, "the wire was cut", "connect")(fleet, 1, monkeypatch)
-    with pytest.raises(TransferError, match="the wire was cut"):
+    raises(kind, "the wire was cut", "connect")(fleet, 1, monkeypatch)
+    with pytest.raises(kind, match="the wire was cut"):
         fleet.publish(1)
     assert fleet.manager.given_up == {}
     assert fleet.sync.records[-1].given_up == {}

@@ -3,7 +3,7 @@
 import pytest
 
 from minirl.ray_launcher import ForeignError, MemberDiedError
-from minirl.replica_faults import faults_in_transfer, faults_of
+from minirl.replica_faults import faults_in_closing, faults_in_transfer, faults_of
 from minirl.worker_calls import Witness
 from rl_core.errors import (
     DigestMismatchError,
@@ -77,3 +77,21 @@ def test_the_origin_of_an_error(origin, replicas):
 
 def test_a_standard_error_names_nobody():
     assert faults_of(TimeoutError("x"), TP_SIZE) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "replicas"),
+    [
+        ([receiver(2, LATE)], 4, [1]),
+        ([receiver(2, LATE), actor(LATE)], 4, [1]),
+        ([receiver(0, LATE)], 1, [0]),
+        # Nobody answers: then it may be anybody.
+        ([receiver(0, LATE), receiver(1, LATE)], 2, []),
+        ([receiver(0, LATE), actor(LATE)], 1, []),
+        ([receiver(0, DIED), receiver(1, DIED)], 2, [0]),
+        ([actor(LATE)], 2, []),
+        ([], 2, []),
+    ],
+)
+def test_silence_tells_only_while_others_answer(said, asked, replicas):
+    assert sorted(faults_in_closing(said, asked, TP_SIZE)) == replicas

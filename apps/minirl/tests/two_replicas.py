@@ -31,6 +31,7 @@ from rl_core.versions import PolicyVersion, VersionStore
 
 LIMIT_S = 20.0
 ANSWERS_S = 2.0
+FINALIZE_S = 0.5
 CONFIG = ReferenceConfig()
 MODEL = CONFIG.model
 KEY = new_key()
@@ -159,6 +160,7 @@ def patch(monkeypatch):
     monkeypatch.setattr(worker_calls, "fetch", fetch)
     monkeypatch.setattr(worker_calls, "SETTLE_S", 0.5)
     monkeypatch.setattr(checkpoint_manager, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(checkpoint_manager, "_FINALIZE_S", FINALIZE_S)
     monkeypatch.setattr(plugins, "load_configured", lambda *_: (REFERENCE_BACKEND, CONFIG))
     monkeypatch.setattr(plugins, "load_backend", lambda *_: ENGINE)
 

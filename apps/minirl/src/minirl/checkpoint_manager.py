@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minirl.replica_faults import SENDERS, faults_in_transfer, silent
+from minirl.replica_faults import faults_in_closing, faults_in_transfer
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order
 from minirl.weight_sync import SyncSettings, WeightSync
@@ -64,7 +64,8 @@ class CheckpointEngineManager(WeightSync):
             if rank not in self._introduced
         ]
         arguments = self.rollout.adapter_arguments
-        self._receivers.call_each("init_rollout", arguments, ranks, timeout_s=timeout_s)
+        calls = self._receivers.submit_each("init_rollout", arguments, ranks)
+        wait_all("init_rollout", calls, timeout_s, self._witnesses)
         self._introduced.update(ranks)
 
     def release(self) -> None:
@@ -96,8 +97,9 @@ class CheckpointEngineManager(WeightSync):
 
     def faults(self) -> dict[int, str]:
         """Replicas whose members failed in the transfer, or did not even close it."""
-        size = self.rollout.tp_size
-        return silent(self._unclosed, size) | faults_in_transfer(self._witnesses, size)
+        size, asked = self.rollout.tp_size, len(self._taking_part)
+        found = faults_in_transfer(self._witnesses, size)
+        return faults_in_closing(self._unclosed, asked, size) | found
 
     def update_weights(self, version: PolicyVersion, phase: str) -> None:
         """Publish the actor's weights; the name that users of verl know for `sync`."""
@@ -143,11 +145,9 @@ class CheckpointEngineManager(WeightSync):
     def _finalize(self, ranks: Sequence[int], *, success: bool) -> None:
         calls = self._actors.submit_each("finalize_transfer", lambda _: (success,))
         calls += self._receivers.submit_each("finalize_transfer", lambda _: (success,), ranks)
-        said: list[Witness] = []
         try:
-            wait_all("finalize_transfer", calls, _FINALIZE_S, said)
+            wait_all("finalize_transfer", calls, _FINALIZE_S, self._unclosed)
         except (MiniRLError, TimeoutError) as error:
-            self._unclosed = [one for one in said if one.role != SENDERS]
             # After a failure its cause is what matters, and a member may be gone.
             if success and not self.rollout.goes_on:
                 raise

@@ -1,6 +1,6 @@
 """Which replica is at fault when a sync fails: found from what was said, never guessed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from minirl.ray_launcher import MemberDiedError
 from minirl.worker_calls import Witness
@@ -44,19 +44,32 @@ def faults_in_transfer(witnesses: Sequence[Witness], tp_size: int) -> dict[int, 
     receivers = [said for said in witnesses if said.role != SENDERS]
     dead = [said for said in receivers if isinstance(said.error, MemberDiedError)]
     if dead:
-        return silent(dead, tp_size)
+        return _all_of(dead, tp_size)
     named: dict[int, str] = {}
     for said in witnesses:
         own = _by_itself(said.error)
         if own and said.role == SENDERS:
             return {}
-        found = silent([said], tp_size) if own else faults_of(said.error, tp_size)
+        found = _all_of([said], tp_size) if own else faults_of(said.error, tp_size)
         named = found | named
     return named
 
 
-def silent(receivers: Iterable[Witness], tp_size: int) -> dict[int, str]:
-    """Replicas of receivers that did not do what every healthy one does, and what was said."""
+def faults_in_closing(said: Sequence[Witness], asked: int, tp_size: int) -> dict[int, str]:
+    """Replicas of receivers that are dead, or do not close a transfer while others do, and why.
+
+    Args:
+        said: by members that did not close it: actors and receivers.
+        asked: number of receivers that were to close it.
+        tp_size: ranks of a replica.
+    """
+    receivers = [one for one in said if one.role != SENDERS]
+    dead = [one for one in receivers if isinstance(one.error, MemberDiedError)]
+    others_do = len(receivers) < asked or len(said) == asked == 1
+    return _all_of(receivers if others_do else dead, tp_size)
+
+
+def _all_of(receivers: Sequence[Witness], tp_size: int) -> dict[int, str]:
     return {said.rank // tp_size: _told(said.error) for said in receivers}
 
 

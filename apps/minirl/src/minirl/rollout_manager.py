@@ -8,7 +8,7 @@ from typing import Any
 
 from minirl.replica_faults import replica_name
 from minirl.replica_start import ReplicaStart, wait_for
-from minirl.resource_pool import Bundle, ResourcePool
+from minirl.resource_pool import ResourcePool, placement_on
 from rl_core import plugins
 from rl_core.deadlines import Deadline
 from rl_core.errors import (
@@ -22,7 +22,6 @@ from rl_core.interfaces import (
     Handle,
     Launcher,
     LiveContent,
-    Placement,
     Replica,
     RolloutAdapter,
     RolloutBackend,
@@ -98,7 +97,7 @@ class RolloutManager:
         replica_cls = plugins.load_object(self.backend.replica)
         for rank in range(world_size // self.tp_size):
             bundles = pool.bundles[rank * self.tp_size : (rank + 1) * self.tp_size]
-            placement = _placement(rank, bundles, mode, pool.device)
+            placement = placement_on(bundles, rank, mode, pool.device)
             replica = replica_cls(self._typed_config, self._launcher, placement)
             self._replicas.append(replica)
             self._states.append(ReplicaState())
@@ -304,23 +303,26 @@ class RolloutManager:
         try:
             leader.fence(reason, _ANSWERS_S)
         except (MiniRLError, TimeoutError):
-            self._replicas[replica].shutdown(_ANSWERS_S)
+            self._stop(replica, _ANSWERS_S)
         left = sorted(self._leaders)
         _logger.warning("Rollout replica given up: %s", kv(replica=replica, left=left, why=reason))
 
     def shutdown(self, timeout_s: float) -> None:
         """Stop every server. Idempotent; one that does not stop is logged and killed later."""
-        for rank, replica in enumerate(self._replicas):
-            try:
-                replica.shutdown(timeout_s)
-            except (MiniRLError, TimeoutError) as error:
-                _logger.warning("replica %d did not stop: %s", rank, error)
+        for rank in range(len(self._replicas)):
+            self._stop(rank, timeout_s)
         # Their servers are gone, which ends the starts under way: not while Ray is shut down.
         wait([start.outcome for start in self._starts], _START_ENDS_S)
         for rank in sorted(self._late):
             _logger.warning("replica %d had not joined when the run ended", rank)
         for held in (self._replicas, self._starts, self._states, self._leaders, self._late):
             held.clear()
+
+    def _stop(self, replica: int, timeout_s: float) -> None:
+        try:
+            self._replicas[replica].shutdown(timeout_s)
+        except (MiniRLError, TimeoutError) as error:
+            _logger.warning("replica %d did not stop: %s", replica, error)
 
     def _receives(self, replica: int) -> bool:
         return self._states[replica].phase is Phase.RECEIVING
@@ -341,17 +343,3 @@ def _named(rank: int) -> Iterator[None]:
     except MiniRLError as error:
         error.blaming(replica_name(rank))
         raise
-
-
-def _placement(
-    replica_rank: int, bundles: Sequence[Bundle], mode: RolloutMode, device: str
-) -> Placement:
-    return Placement(
-        replica_rank=replica_rank,
-        mode=mode,
-        tp_size=len(bundles),
-        node_id=bundles[0].node_id,
-        host=bundles[0].host,
-        device=device,
-        visible_devices=() if device == "cpu" else tuple(str(b.local_rank) for b in bundles),
-    )
