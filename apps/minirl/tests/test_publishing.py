@@ -284,6 +284,30 @@ def test_a_survivor_is_fenced_until_the_repetition_is_committed(make_fleet, monk
     assert fleet.servers[0].call("committed_version", timeout=LIMIT_S) == PolicyVersion(1, 1)
 
 
+def test_a_repetition_is_verified_whatever_is_due(make_fleet, monkeypatch):
+    fleet = make_fleet(goes_on=True, verify_every=2)
+    for step in range(2):
+        fleet.publish(step)
+    with monkeypatch.context() as harming:
+        flipped(fleet, 1, harming)
+        fleet.publish(2)
+    fleet.publish(3)
+    looked = [(record.sync_index, record.live is not None) for record in fleet.sync.records]
+    assert looked == [(1, True), (2, False), (3, True), (4, True), (5, True)]
+    assert fleet.sync.records[3].repeats == 3
+
+
+def test_one_that_cannot_be_fenced_is_stopped(make_fleet, monkeypatch):
+    fleet = make_fleet(goes_on=True)
+    fleet.publish(0)
+    with monkeypatch.context() as harming:
+        refuses("fence", "no answer")(fleet, 1, harming)
+        refuses("commit", "no answer")(fleet, 1, harming)
+        fleet.publish(1)
+    with pytest.raises(TransferError, match="ended"):
+        fleet.ask_server(1, fleet.servers[1])
+
+
 def test_what_fails_at_the_trainer_is_no_replicas_fault(make_fleet):
     fleet = make_fleet(goes_on=True)
     fleet.publish(0)

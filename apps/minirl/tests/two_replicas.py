@@ -172,9 +172,10 @@ class Fleet:
         path: directory of the version file and of reports.
         goes_on: as `rollout.on_replica_failure`.
         late: whether replica 1 comes up only when `gate` is set.
+        verify_every: every n-th sync is verified live.
     """
 
-    def __init__(self, path, *, goes_on, late=False):
+    def __init__(self, path, *, goes_on, late=False, verify_every=1):
         self.manager = RolloutManager(
             "reference", {"tensor_model_parallel_size": 1}, ThreadLauncher(), goes_on=goes_on
         )
@@ -200,7 +201,7 @@ class Fleet:
             actors, Group("checkpoint_worker", self.receivers), self.manager, versions, settings
         )
         live = LiveSettings(
-            layout_spec(MODEL), "loopback", 1, True, False, str(path), 9, LIMIT_S, "run"
+            layout_spec(MODEL), "loopback", verify_every, True, False, str(path), 9, LIMIT_S, "run"
         )
         self.sync.live = LiveVerification(live, self.manager, actors)
         self.servers = [replica._server for replica in self.manager._replicas]
