@@ -82,7 +82,9 @@ def row(run: Run) -> str:
         version for item in run.trajectories for version, _, _ in item["policy_version_spans"]
     )
     tokens = " ".join(f"{version}:{count}" for version, count in sorted(served.items()))
-    return f"code {run.code}, {run.seconds:3.0f} s; syncs {syncs}; samples {tokens}"
+    lost = sum(one["seconds"] for one in run.summary["syncs"] if one["error"] is not None)
+    took = f"{run.seconds:3.0f} s, {lost:.1f} s in failed syncs"
+    return f"code {run.code}, {took}; syncs {syncs}; samples {tokens}"
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ from rl_core.versions import PolicyVersion, VersionStore
 LIMIT_S = 20.0
 ANSWERS_S = 2.0
 FINALIZE_S = 0.5
+QKV = "layers.1.qkv"
 CONFIG = ReferenceConfig()
 MODEL = CONFIG.model
 KEY = new_key()
@@ -237,7 +238,7 @@ class Fleet:
             self._clients.append(thread)
 
     def _ask_often(self, replica, server):
-        while not self._over.wait(0.002):
+        while not self._over.wait(0.01):
             with contextlib.suppress(MiniRLError, TimeoutError, CancelledError):
                 self.answers += self.ask_server(replica, server)
 
