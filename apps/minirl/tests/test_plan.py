@@ -27,6 +27,12 @@ def test_the_default_plan_is_two_actors_and_one_replica():
     assert (made.model_path / "config.json").exists()
 
 
+def test_separate_mode_may_go_on_without_a_replica():
+    made = plan("cluster.device=cpu", "config=separate", "rollout.on_replica_failure=continue")
+    assert made.config.rollout.on_replica_failure == "continue"
+    assert plan("cluster.device=cpu").config.rollout.on_replica_failure == "abort"
+
+
 def test_a_larger_tp_takes_one_replica_of_that_size():
     assert plan("rollout.tensor_model_parallel_size=2").rollout_world == 2
 
@@ -51,6 +57,8 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["rollout.min_replicas=1"], ["min_replicas=1", "separate"]),
         (["config=separate", "rollout.min_replicas=0"], ["min_replicas=0", "at least 1"]),
         (["config=separate", "rollout.min_replicas=2"], ["min_replicas=2", "at most 1"]),
+        (["rollout.on_replica_failure=contine"], ["failure=contine", "nearest is continue"]),
+        (["rollout.on_replica_failure=continue"], ["on_replica_failure=continue", "separate"]),
         ([f"{DEBUG}.verify_replicas=some"], ["verify_replicas=some", "first, all"]),
         ([f"{DEBUG}.verify_every=0"], ["verify_every=0", "at least 1"]),
         ([f"{DEBUG}.keep_last=0"], ["keep_last=0", "at least 1"]),

@@ -61,6 +61,9 @@ class DirectSync(WeightSync):
             reports.append(adapter.update_weights(stream, manifest, Deadline.after(LIMIT_S)))
         return Moved(reports, [self.expected(manifest)] if order.live else [])
 
+    def close(self, clock, *, success):
+        pass
+
     def expected(self, manifest):
         stream = zip(self.weights.metas, self.weights.tensors.values(), strict=True)
         spec = layout_spec(CONFIG.model)

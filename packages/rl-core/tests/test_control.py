@@ -1,13 +1,20 @@
 """A peer's last words count before its going away."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rl_core.channel import Listener, connect, new_key
 from rl_core.deadlines import CancelToken, Deadline
-from rl_core.errors import PeerLostError, VerificationError
-from rl_core.remote_errors import to_wire
+from rl_core.errors import (
+    DigestMismatchError,
+    PeerLostError,
+    TransferError,
+    TransferTimeoutError,
+    VerificationError,
+)
+from rl_core.remote_errors import from_wire, to_wire
 from rl_core.transfer.control import ControlEnd
 from rl_core.transfer.link import Link
 from rl_core.transfer.messages import Ack, Failed, ToReceiver, ToSender
@@ -69,6 +76,34 @@ def test_a_reported_failure_comes_before_the_loss(ends, watch):
         Link(mine).expect(Ack, watch)
     with pytest.raises(PeerLostError, match="receiver 0 went away"):
         Link(mine).expect(Ack, watch)
+
+
+def test_a_broken_connection_names_whose_it_was(ends, watch):
+    mine, channel = ends
+    channel.close()
+    with pytest.raises(PeerLostError) as caught:
+        sender_of(mine).pump(watch)
+    assert caught.value.origin == "receiver 0"
+    # Others hear of it from the sender, which is not to blame.
+    assert from_wire(to_wire(caught.value, "sender 0")).origin == "receiver 0"
+
+
+@pytest.mark.parametrize(
+    ("error", "origin"),
+    [
+        (VerificationError("a tensor differs"), "receiver 1"),
+        (DigestMismatchError("a tensor differs", ["a"]), "receiver 1"),
+        (ValueError("of a library"), "receiver 1"),
+        (DigestMismatchError("a tensor differs", ["a"]).blaming("receiver 0"), "receiver 0"),
+        (TransferError("the wire was cut"), ""),
+        (TransferTimeoutError("nothing came"), ""),
+        (TransferError("the engine is gone").blaming("receiver 0"), "receiver 0"),
+    ],
+)
+def test_who_failed_is_told_unless_it_may_have_been_the_other(error, origin):
+    told = from_wire(to_wire(error, "receiver 1"))
+    assert told.origin == origin
+    assert pickle.loads(pickle.dumps(told)).origin == origin
 
 
 def test_a_peer_that_is_gone_does_not_wake_its_listener_for_ever(ends, watch):

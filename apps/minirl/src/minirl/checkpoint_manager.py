@@ -1,12 +1,14 @@
 """The separate sync: a checkpoint engine carries the weights from actor to rollout ranks."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from minirl.replica_faults import faults_in_closing, faults_in_transfer
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order
 from minirl.weight_sync import SyncSettings, WeightSync
-from minirl.worker_calls import wait_all
+from minirl.worker_calls import Witness, wait_all
 from minirl.worker_group import WorkerGroup
 from rl_core import plugins
 from rl_core.errors import MiniRLError
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from minirl.live_member import Expected
     from rl_core.interfaces import CheckpointBackend, CheckpointEngine, LoadReport, TransferReport
 
+_logger = logging.getLogger(__name__)
+
+_CONNECT_S = 60.0
+"""Longest wait for the members to connect, where a run is to go on without one that has died
+meanwhile: nobody tells those who wait for it."""
 _ANSWER_S = 10.0
 _FINALIZE_S = 30.0
 
@@ -39,6 +46,9 @@ class CheckpointEngineManager(WeightSync):
         self._actors = actors
         self._receivers = receivers
         self._introduced: set[int] = set()
+        self._taking_part: list[int] = []
+        self._witnesses: list[Witness] = []
+        self._unclosed: list[Witness] = []
         entry: CheckpointBackend = plugins.load_backend(
             plugins.CHECKPOINT_ENGINES, settings.checkpoint_engine
         )
@@ -54,31 +64,42 @@ class CheckpointEngineManager(WeightSync):
             if rank not in self._introduced
         ]
         arguments = self.rollout.adapter_arguments
-        self._receivers.call_each("init_rollout", arguments, ranks, timeout_s=timeout_s)
+        calls = self._receivers.submit_each("init_rollout", arguments, ranks)
+        wait_all("init_rollout", calls, timeout_s, self._witnesses)
         self._introduced.update(ranks)
 
     def release(self) -> None:
         """Nothing: the engines have devices of their own."""
 
     def transfer(self, order: Order, clock: Clock) -> Moved:
-        """Prepare, connect, then send and receive at the same time; finalize in any case.
+        """Prepare, connect, then send and receive at the same time.
 
         Of the receivers only those take part whose replicas do: `RolloutManager.receiving`.
         """
-        ranks = self.rollout.receiving
-        success = False
-        try:
-            with clock.phase("prepare"):
-                self.introduce(self.settings.timeout_s)
-                manifest = self._manifest(order.version)
-                self._connect(ranks)
-            with clock.phase("transfer"):
-                moved = self._move(manifest, ranks, live=order.live)
-            success = True
-        finally:
-            with clock.phase("finalize"):
-                self._finalize(ranks, success=success)
-        return moved
+        ranks = self._taking_part = self.rollout.receiving
+        self._witnesses.clear()
+        self._unclosed.clear()
+        with clock.phase("prepare"):
+            self.introduce(self.settings.timeout_s)
+            manifest = self._manifest(order.version)
+            self._connect(ranks)
+        with clock.phase("transfer"):
+            return self._move(manifest, ranks, live=order.live)
+
+    def close(self, clock: Clock, *, success: bool) -> None:
+        """Finalize the engines of all who took part.
+
+        Only then a version counts as received, so that one which was not committed may be sent
+        again.
+        """
+        with clock.phase("finalize"):
+            self._finalize(self._taking_part, success=success)
+
+    def faults(self) -> dict[int, str]:
+        """Replicas whose members failed in the transfer, or did not even close it."""
+        size, asked = self.rollout.tp_size, len(self._taking_part)
+        found = faults_in_transfer(self._witnesses, size)
+        return faults_in_closing(self._unclosed, asked, size) | found
 
     def update_weights(self, version: PolicyVersion, phase: str) -> None:
         """Publish the actor's weights; the name that users of verl know for `sync`."""
@@ -94,17 +115,19 @@ class CheckpointEngineManager(WeightSync):
         timeout_s = self.settings.timeout_s
         calls = self._actors.submit_each("prepare_transfer", lambda _: ())
         calls += self._receivers.submit_each("prepare_transfer", lambda _: (), ranks)
-        endpoints = wait_all("prepare_transfer", calls, timeout_s)
+        endpoints = wait_all("prepare_transfer", calls, timeout_s, self._witnesses)
         count = self._actors.world_size
         places = self._engine_cls.build_topology(endpoints[:count], endpoints[count:])
         receivers = dict(zip(ranks, places["receiver"], strict=True))
+        if self.rollout.goes_on:
+            timeout_s = min(timeout_s, _CONNECT_S)
         calls = self._actors.submit_each(
             "connect_transfer", lambda rank: (places["sender"][rank], timeout_s)
         )
         calls += self._receivers.submit_each(
             "connect_transfer", lambda rank: (receivers[rank], timeout_s), ranks
         )
-        wait_all("connect_transfer", calls, timeout_s + _ANSWER_S)
+        wait_all("connect_transfer", calls, timeout_s + _ANSWER_S, self._witnesses)
 
     def _move(self, manifest: Manifest, ranks: Sequence[int], *, live: bool) -> Moved:
         timeout_s = self.settings.timeout_s
@@ -112,18 +135,22 @@ class CheckpointEngineManager(WeightSync):
             "receive_weights", lambda _: (manifest, timeout_s), ranks
         )
         calls += self._actors.submit_each("send_weights", lambda _: (manifest, timeout_s, live))
-        answers = wait_all("weight transfer", calls, timeout_s + _ANSWER_S)
+        answers = wait_all("weight transfer", calls, timeout_s + _ANSWER_S, self._witnesses)
         loaded: list[LoadReport | None] = answers[: len(ranks)]
         sent: list[tuple[TransferReport, Expected]] = answers[len(ranks) :]
-        reports = [report for report in loaded if report is not None]
-        return Moved(reports, [expected for _, expected in sent])
+        reports = {rank: one for rank, one in zip(ranks, loaded, strict=True) if one is not None}
+        expected = [one for _, one in sent]
+        return Moved(list(reports.values()), expected, list(reports), sent[0][0].weights_digest)
 
     def _finalize(self, ranks: Sequence[int], *, success: bool) -> None:
         calls = self._actors.submit_each("finalize_transfer", lambda _: (success,))
         calls += self._receivers.submit_each("finalize_transfer", lambda _: (success,), ranks)
         try:
-            wait_all("finalize_transfer", calls, _FINALIZE_S)
-        except (MiniRLError, TimeoutError):
+            wait_all("finalize_transfer", calls, _FINALIZE_S, self._unclosed)
+        except (MiniRLError, TimeoutError) as error:
             # After a failure its cause is what matters, and a member may be gone.
-            if success:
+            if success and not self.rollout.goes_on:
                 raise
+            if success:
+                # What was committed is served; the next sync finds out who cannot take part.
+                _logger.warning("a sync that was committed could not be closed: %s", error)

@@ -115,6 +115,8 @@ class RolloutConfig:
     start_timeout_s: float = 600.0
     min_replicas: int | None = None
     """Separate mode: begin as soon as so many replicas answer; null waits for all."""
+    on_replica_failure: str = "abort"
+    """abort | continue (separate mode: without the replica that failed, while there are others)."""
 
 
 @dataclass

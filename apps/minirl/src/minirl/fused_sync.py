@@ -54,6 +54,9 @@ class FusedWeightSync(WeightSync):
         self._released = False
         return moved
 
+    def close(self, clock: Clock, *, success: bool) -> None:
+        """Nothing: a stream ends by itself."""
+
     def _release(self, said: str) -> None:
         if self.settings.free_cache_engine and not self._released:
             freed = self.rollout.release((KV_CACHE, WEIGHTS), self.settings.timeout_s)

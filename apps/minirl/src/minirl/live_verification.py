@@ -20,6 +20,7 @@ from minirl.live_comparison import (
 )
 from minirl.live_member import Expected, LiveName
 from minirl.live_reports import LiveReports, Subject
+from minirl.replica_faults import replica_name
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Moved, SyncRecord
 from rl_core.errors import DigestMismatchError, MiniRLError, VerificationError
@@ -152,7 +153,8 @@ class LiveVerification:
         bad = bad_tensors(ranks)
         if bad:
             told = "; ".join(str(one) for one in bad[:_NAMED])
-            raise DigestMismatchError(f"{begin}; {told}; report: {path}", [b.name for b in bad])
+            error = DigestMismatchError(f"{begin}; {told}; report: {path}", [b.name for b in bad])
+            raise error.blaming(replica_name(replica))
         if self._settings.strict and counts.unverifiable:
             reasons = {name: why for r in ranks for name, why in r.check.unverifiable.items()}
             told = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_NAMED])

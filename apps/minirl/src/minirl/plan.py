@@ -139,10 +139,17 @@ def _rollout_world(config: MiniRLConfig, device: str, actor_world: int) -> int:
 
 
 def _check_replicas(config: MiniRLConfig, rollout_world: int) -> None:
+    fused = config.cluster.mode == "fused"
+    if fused and config.rollout.on_replica_failure == "continue":
+        msg = (
+            "rollout.on_replica_failure=continue: only in separate mode; in fused mode an engine "
+            "shares its fate with the actor beside it"
+        )
+        raise ConfigError(msg)
     wanted = config.rollout.min_replicas
     if wanted is None:
         return
-    if config.cluster.mode == "fused":
+    if fused:
         msg = f"rollout.min_replicas={wanted}: only in separate mode can replicas join later"
         raise ConfigError(msg)
     replicas = rollout_world // config.rollout.tensor_model_parallel_size

@@ -1,5 +1,6 @@
 """Devices reserved for one role, in rank order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from minirl.ray_cluster import resource_name
 from rl_core.errors import ConfigError
+from rl_core.interfaces import Placement, RolloutMode
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,18 @@ class ResourcePool:
             seen[node_id] = local_rank + 1
             bundles.append(Bundle(int(index), node_id, nodes[node_id], local_rank))
         return bundles
+
+
+def placement_on(
+    bundles: Sequence[Bundle], replica_rank: int, mode: RolloutMode, device: str
+) -> Placement:
+    """Where a replica with a rank on each of these bundles, of one node, lives."""
+    return Placement(
+        replica_rank=replica_rank,
+        mode=mode,
+        tp_size=len(bundles),
+        node_id=bundles[0].node_id,
+        host=bundles[0].host,
+        device=device,
+        visible_devices=() if device == "cpu" else tuple(str(b.local_rank) for b in bundles),
+    )

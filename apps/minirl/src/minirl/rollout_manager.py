@@ -6,16 +6,22 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
+from minirl.replica_faults import replica_name
 from minirl.replica_start import ReplicaStart, wait_for
-from minirl.resource_pool import Bundle, ResourcePool
+from minirl.resource_pool import ResourcePool, placement_on
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError, VerificationError
+from rl_core.errors import (
+    MiniRLError,
+    ReplicaFencedError,
+    RolloutError,
+    VerificationError,
+    in_one_line,
+)
 from rl_core.interfaces import (
     Handle,
     Launcher,
     LiveContent,
-    Placement,
     Replica,
     RolloutAdapter,
     RolloutBackend,
@@ -43,6 +49,8 @@ _logger = logging.getLogger(__name__)
 
 GENERATE_TIMEOUT_S = 3600.0
 _START_ENDS_S = 2.0
+_ANSWERS_S = 30.0
+"""Seconds in which a living replica answers a question that costs it nothing."""
 
 
 class RolloutManager:
@@ -52,11 +60,22 @@ class RolloutManager:
     r % tp_size.
 
     A replica that comes up while the others serve is JOINING, and gets no request, until a sync
-    that it took part in is committed. The manager's state of a replica follows the one that the
-    replica's own gate keeps.
+    that it took part in is committed. One that was given up gets nothing any more. The manager's
+    state of a replica follows the one that the replica's own gate keeps.
+
+    Attributes:
+        given_up: why, by replica.
+        goes_on: whether a replica that failed is done without, while there are others.
     """
 
-    def __init__(self, name: str, config: Mapping[str, Any], launcher: Launcher) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        launcher: Launcher,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         self.name = name
         self.backend: RolloutBackend
         self.config = config
@@ -69,6 +88,8 @@ class RolloutManager:
         self._states: list[ReplicaState] = []
         self._leaders: dict[int, RolloutAdapter] = {}
         self._late: set[int] = set()
+        self.given_up: dict[int, str] = {}
+        self.goes_on = goes_on
         self.tp_size = int(config["tensor_model_parallel_size"])
 
     def create(self, pool: ResourcePool, world_size: int, mode: RolloutMode) -> None:
@@ -76,7 +97,7 @@ class RolloutManager:
         replica_cls = plugins.load_object(self.backend.replica)
         for rank in range(world_size // self.tp_size):
             bundles = pool.bundles[rank * self.tp_size : (rank + 1) * self.tp_size]
-            placement = _placement(rank, bundles, mode, pool.device)
+            placement = placement_on(bundles, rank, mode, pool.device)
             replica = replica_cls(self._typed_config, self._launcher, placement)
             self._replicas.append(replica)
             self._states.append(ReplicaState())
@@ -109,7 +130,7 @@ class RolloutManager:
     def up(self) -> list[int]:
         """Numbers of the replicas whose server answers; the error of one that failed to start."""
         for rank, start in enumerate(self._starts):
-            if start.up() and rank not in self._leaders:
+            if start.up() and rank not in self._leaders and rank not in self.given_up:
                 adapter_cls = plugins.load_object(self.backend.adapter)
                 self._leaders[rank] = adapter_cls(
                     self._replicas[rank].server, 0, self._typed_config
@@ -144,24 +165,59 @@ class RolloutManager:
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Complete all requests, dealt out in blocks over the replicas that have joined.
 
-        Results are in order. Errors: ReplicaFencedError if no version was published; that of a
-        replica which failed to start.
+        Results are in order. Those of a replica that turns out to be dead are asked again of the
+        others, as they are, if that is to be done without.
+
+        Errors: ReplicaFencedError if no version was published; that of a replica which failed to
+        start, or which failed and cannot be done without.
         """
         self.up()
-        asked = [rank for rank, state in enumerate(self._states) if state.committed is not None]
-        if not asked:
-            raise ReplicaFencedError("no replica has weights yet; sync them first")
+        done: dict[str, Completion] = {}
+        failures: list[Exception] = []
+        left = list(requests)
+        while left:
+            asked = [rank for rank in self._leaders if self._states[rank].committed is not None]
+            if not asked and failures:
+                raise failures[0]
+            if not asked:
+                raise ReplicaFencedError("no replica has weights yet; sync them first")
+            before = len(failures)
+            for completion in self._ask(left, asked, failures):
+                done[completion.request_id] = completion
+            again = requests if len(failures) > before else ()
+            left = [request for request in again if request.request_id not in done]
+        return [done[request.request_id] for request in requests]
+
+    def _ask(
+        self,
+        requests: Sequence[GenerateRequest],
+        asked: Sequence[int],
+        failures: list[Exception],
+    ) -> Iterator[Completion]:
+        """Ask each replica for its block; less comes if one is given up."""
         share = -(-len(requests) // len(asked))
-        pending = [
-            (rank, self._replicas[rank].server.submit("generate", list(block)))
-            for index, rank in enumerate(asked)
-            if (block := requests[index * share : (index + 1) * share])
-        ]
-        completions: list[Completion] = []
+        pending = []
+        for index, rank in enumerate(asked):
+            block = requests[index * share : (index + 1) * share]
+            with self._done_without(rank, failures):
+                if block:
+                    call = self._replicas[rank].server.submit("generate", list(block))
+                    pending.append((rank, call))
         for rank, call in pending:
+            with self._done_without(rank, failures):
+                yield from call.result(GENERATE_TIMEOUT_S)
+
+    @contextmanager
+    def _done_without(self, rank: int, failures: list[Exception]) -> Iterator[None]:
+        """A failure of a replica that is dead then only gives it up, if the run may go on."""
+        try:
             with _named(rank):
-                completions.extend(call.result(GENERATE_TIMEOUT_S))
-        return completions
+                yield
+        except (MiniRLError, TimeoutError) as error:
+            if not self.goes_on or self.dead(rank) is None:
+                raise
+            self.give_up(rank, str(error))
+            failures.append(error)
 
     def release(self, tags: Sequence[str], timeout_s: float) -> dict[str, int]:
         """Free engine memory on every replica; bytes freed by tag."""
@@ -218,28 +274,55 @@ class RolloutManager:
         with _named(replica):
             return leader.live_content(tp_rank, name, start, timeout_s)
 
-    def fence(self, reason: str, timeout_s: float) -> None:
-        """No replica answers any more; one that cannot be told is logged."""
-        for rank, leader in self._leaders.items():
+    def fence(self, reason: str, timeout_s: float, replicas: Sequence[int] | None = None) -> None:
+        """These replicas, or all, answer no more; one that cannot be told is logged."""
+        for rank in list(self._leaders) if replicas is None else replicas:
             self._advance(rank, Failed(reason))
             try:
-                leader.fence(reason, timeout_s)
+                self._leaders[rank].fence(reason, timeout_s)
             except (MiniRLError, TimeoutError) as error:
                 _logger.warning("replica %d could not be fenced: %s", rank, error)
 
+    def dead(self, replica: int) -> str | None:
+        """Why a replica does not do what every living one does at once; None if it does.
+
+        It is asked for something that goes through its server to its engine.
+        """
+        try:
+            self._leaders[replica].clear_kv_cache(_ANSWERS_S)
+        except (MiniRLError, TimeoutError) as error:
+            return f"{type(error).__name__}: {in_one_line(error)}"
+        return None
+
+    def give_up(self, replica: int, reason: str) -> None:
+        """Do without a replica from here on: fenced, or stopped if it cannot be fenced."""
+        leader = self._leaders.pop(replica)
+        self.given_up[replica] = reason
+        self._late.discard(replica)
+        self._advance(replica, Failed(reason))
+        try:
+            leader.fence(reason, _ANSWERS_S)
+        except (MiniRLError, TimeoutError):
+            self._stop(replica, _ANSWERS_S)
+        left = sorted(self._leaders)
+        _logger.warning("Rollout replica given up: %s", kv(replica=replica, left=left, why=reason))
+
     def shutdown(self, timeout_s: float) -> None:
         """Stop every server. Idempotent; one that does not stop is logged and killed later."""
-        for rank, replica in enumerate(self._replicas):
-            try:
-                replica.shutdown(timeout_s)
-            except (MiniRLError, TimeoutError) as error:
-                _logger.warning("replica %d did not stop: %s", rank, error)
+        for rank in range(len(self._replicas)):
+            self._stop(rank, timeout_s)
         # Their servers are gone, which ends the starts under way: not while Ray is shut down.
         wait([start.outcome for start in self._starts], _START_ENDS_S)
         for rank in sorted(self._late):
             _logger.warning("replica %d had not joined when the run ended", rank)
         for held in (self._replicas, self._starts, self._states, self._leaders, self._late):
             held.clear()
+
+    def _stop(self, replica: int, timeout_s: float) -> None:
+        try:
+            self._replicas[replica].shutdown(timeout_s)
+        except (MiniRLError, TimeoutError) as error:
+            _logger.warning("replica %d did not stop: %s", replica, error)
 
     def _receives(self, replica: int) -> bool:
         return self._states[replica].phase is Phase.RECEIVING
@@ -251,22 +334,12 @@ class RolloutManager:
 
 @contextmanager
 def _named(rank: int) -> Iterator[None]:
-    """Say which replica failed."""
+    """Say which replica failed: its name is the error's origin."""
     try:
         yield
     except RolloutError as error:
-        raise type(error)(f"replica {rank}: {error}") from error
-
-
-def _placement(
-    replica_rank: int, bundles: Sequence[Bundle], mode: RolloutMode, device: str
-) -> Placement:
-    return Placement(
-        replica_rank=replica_rank,
-        mode=mode,
-        tp_size=len(bundles),
-        node_id=bundles[0].node_id,
-        host=bundles[0].host,
-        device=device,
-        visible_devices=() if device == "cpu" else tuple(str(b.local_rank) for b in bundles),
-    )
+        name = replica_name(rank)
+        raise type(error)(f"{name}: {error}").blaming(name) from error
+    except MiniRLError as error:
+        error.blaming(replica_name(rank))
+        raise

@@ -32,10 +32,14 @@ class Moved(msgspec.Struct, frozen=True):
     Attributes:
         reports: of the engine ranks that loaded themselves.
         expected: of the actor ranks, if the order was to look on.
+        ranks: the rollout ranks of the reports, where a checkpoint engine brought the weights.
+        digest: digest of digests of what was sent then; None without light verification.
     """
 
     reports: list[LoadReport]
     expected: Sequence[Expected] = ()
+    ranks: Sequence[int] = ()
+    digest: str | None = None
 
 
 class SyncRecord(msgspec.Struct):
@@ -46,6 +50,8 @@ class SyncRecord(msgspec.Struct):
     counts of a failed sync are those known when it ended. `live_reports` are the directories of
     the live verification's reports. `perturbation` says what was proved by changing the weights:
     of the sync that carried the changed ones, which is never published, and of the one after it.
+    `given_up` are the replicas that this sync was the last one of, and why; `repeats` is the
+    number of the sync that failed with them, and that this one repeats with the others.
     """
 
     sync_index: int
@@ -62,6 +68,8 @@ class SyncRecord(msgspec.Struct):
     error: str | None = None
     live_reports: list[str] = []
     perturbation: dict[str, Any] | None = None
+    given_up: dict[int, str] = {}
+    repeats: int | None = None
 
 
 class Clock:

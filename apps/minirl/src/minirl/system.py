@@ -28,6 +28,7 @@ from rl_core.versions import VersionStore
 _logger = logging.getLogger(__name__)
 
 FUSED = "fused"
+CONTINUE = "continue"
 ALL_REPLICAS = "all"
 _TENSOR = "tensor"
 """How reports name the way of the weights in fused mode."""
@@ -130,7 +131,12 @@ class RLSystem:
         """Servers import their engine while the actors load the model."""
         rollout = self._config.rollout
         launcher = RayLauncher(self._settings)
-        self.rollout = RolloutManager(rollout.name, self._plan.rollout_config, launcher)
+        self.rollout = RolloutManager(
+            rollout.name,
+            self._plan.rollout_config,
+            launcher,
+            goes_on=rollout.on_replica_failure == CONTINUE,
+        )
         mode = RolloutMode.HYBRID if self._fused else RolloutMode.STANDALONE
         self.rollout.create(self._rollout_pool, self._plan.rollout_world, mode)
 

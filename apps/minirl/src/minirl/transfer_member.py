@@ -13,6 +13,7 @@ class TransferMember:
     """Mixed into workers: builds the checkpoint engine and takes it through a sync."""
 
     _transfer: CheckpointEngine | None = None
+    _rank: int = 0
 
     @property
     def transfer(self) -> CheckpointEngine:
@@ -27,6 +28,7 @@ class TransferMember:
             plugins.CHECKPOINT_ENGINES, backend, options, "checkpoint_engine.options"
         )
         self._transfer = plugins.load_object(entry.engine)(config, role)
+        self._rank = role.rank
 
     def prepare_transfer(self) -> Endpoint:
         """Open what the other ranks will connect to."""

@@ -15,6 +15,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "actor.engine_config.dtype": ("float32", "bfloat16"),
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
     "rollout.dtype": ("float32", "bfloat16", "float16"),
+    "rollout.on_replica_failure": ("abort", "continue"),
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
     "data.task": ("repeat",),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minirl.perturbation import PERTURBED, Perturbation, Proof
+from minirl.replica_faults import faults_of, receiver_name
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order, SyncRecord
 from rl_core.errors import MiniRLError, VerificationError
@@ -51,7 +52,9 @@ class WeightSync(ABC):
     """Publishes the actor's weights to every replica that is up, or to none.
 
     Two phases: every engine rank loads, and only when all have, and what they hold was verified
-    where that is asked for, every replica commits. A failure before that fences all replicas.
+    where that is asked for, every replica commits. A failure fences all replicas. If the run is to
+    go on without a replica that fails, and it can be told which one has, that one is given up, and
+    the same version is published again to the others; until that is committed they stay fenced.
 
     Attributes:
         records: of all syncs so far.
@@ -80,6 +83,14 @@ class WeightSync(ABC):
         The reports are of the ranks that loaded themselves.
         """
 
+    @abstractmethod
+    def close(self, clock: Clock, *, success: bool) -> None:
+        """End what `transfer` began, when the version was committed or has failed."""
+
+    def faults(self) -> dict[int, str]:
+        """Replicas that the last `transfer` shows to be at fault for its failure, and why."""
+        return {}
+
     def version_of(self, epoch: int, step: int) -> PolicyVersion:
         """The version that the weights after training step `step` are published as.
 
@@ -93,6 +104,7 @@ class WeightSync(ABC):
         proof = None
         if self.perturbation is not None and self.records:
             proof = self._prove(self.perturbation, version, replicas)
+            replicas = [replica for replica in replicas if replica not in self.rollout.given_up]
         self._versions.record(version)
         return self._publish(version, phase, replicas, proof)
 
@@ -130,23 +142,59 @@ class WeightSync(ABC):
         replicas: list[int],
         proof: Proof | None = None,
     ) -> SyncRecord:
-        record = SyncRecord(
-            sync_index=len(self.records) + 1,
-            phase=phase,
-            version=str(version),
-            backend=self.settings.checkpoint_engine,
-            replicas=replicas,
-        )
-        clock = Clock()
+        """The last attempt's record; each attempt gives up a replica, or is the last one."""
+        repeats = None
+        while True:
+            record = SyncRecord(
+                sync_index=len(self.records) + 1,
+                phase=phase,
+                version=str(version),
+                backend=self.settings.checkpoint_engine,
+                replicas=replicas,
+                repeats=repeats,
+            )
+            failure = self._attempt(record, version, proof)
+            if failure is None:
+                return record
+            self._go_on_without(record, failure)
+            replicas = [replica for replica in replicas if replica not in record.given_up]
+            if not replicas and self.rollout.up():
+                return record  # it was for newcomers only, and the others serve
+            if not replicas:
+                raise failure
+            repeats = record.sync_index
+
+    def _attempt(
+        self, record: SyncRecord, version: PolicyVersion, proof: Proof | None
+    ) -> Exception | None:
+        """Carry out a sync; the error of one that failed, with what it loaded fenced."""
+        clock, failure = Clock(), None
         try:
             self._carry_out(record, version, clock, proof)
         except (MiniRLError, TimeoutError) as error:
-            self.rollout.fence(f"sync of {version} failed: {error}", _FENCE_TIMEOUT_S)
+            failure = error
+            loaded = record.replicas if self.rollout.goes_on else None
+            reason = f"sync of {version} failed: {error}"
+            self.rollout.fence(reason, _FENCE_TIMEOUT_S, loaded)
             self._note_failure(record, error)
-            self._keep(record, clock)
-            raise
         self._keep(record, clock)
-        return record
+        return failure
+
+    def _go_on_without(self, record: SyncRecord, failure: Exception) -> None:
+        """Give up who failed. Errors: `failure`, if that is not to be or cannot be told."""
+        if not self.rollout.goes_on:
+            raise failure
+        found = self.faults() or faults_of(failure, self.rollout.tp_size)
+        for replica in record.replicas:
+            why = found.get(replica) or self.rollout.dead(replica)
+            if why is not None:
+                record.given_up[replica] = why
+        if not record.given_up:
+            self.rollout.fence(f"sync of {record.version} failed: {failure}", _FENCE_TIMEOUT_S)
+            _logger.error("which replica the sync failed at cannot be told: the run stops")
+            raise failure
+        for replica, why in record.given_up.items():
+            self.rollout.give_up(replica, f"sync of {record.version} failed: {why}")
 
     def _keep(self, record: SyncRecord, clock: Clock) -> None:
         record.seconds = record.seconds or clock.total()
@@ -160,23 +208,38 @@ class WeightSync(ABC):
         order = Order(version, record.sync_index, live is not None)
         self._announce(record, live=order.live)
         self.rollout.begin(version, record.replicas)
-        moved = self.transfer(order, clock)
-        self._check_light(record, version, moved.reports)
-        if live is not None:
-            with clock.phase("verify_live"):
-                ranks = live.verify(record, moved, version)
-            record.phases["expect_live"] = max(one.seconds for one in moved.expected)
-            if proof is not None:
-                record.perturbation = proof.check(record.phase, ranks)
-        with clock.phase("commit"):
-            self._conclude(record, version)
+        success = False
+        try:
+            moved = self.transfer(order, clock)
+            self._check_light(record, version, moved)
+            if live is not None:
+                self._check_live(live, record, moved, clock, proof)
+            with clock.phase("commit"):
+                self._conclude(record, version)
+            success = True
+        finally:
+            self.close(clock, success=success)
         self._tell(record, moved.reports, clock)
 
+    def _check_live(
+        self,
+        live: "LiveVerification",
+        record: SyncRecord,
+        moved: Moved,
+        clock: Clock,
+        proof: Proof | None,
+    ) -> None:
+        with clock.phase("verify_live"):
+            ranks = live.verify(record, moved, PolicyVersion.parse(record.version))
+        record.phases["expect_live"] = max(one.seconds for one in moved.expected)
+        if proof is not None:
+            record.perturbation = proof.check(record.phase, ranks)
+
     def _is_verified(self, record: SyncRecord, proof: Proof | None) -> bool:
-        """Whether this sync is followed by a live verification; of newcomers always."""
+        """Whether this sync is followed by a live verification; after a failure it always is."""
         if self.live is None:
             return False
-        always = proof is not None or record.phase == JOINING
+        always = proof is not None or record.phase == JOINING or record.repeats is not None
         return always or self.live.due(record.sync_index)
 
     def _conclude(self, record: SyncRecord, version: PolicyVersion) -> None:
@@ -186,14 +249,13 @@ class WeightSync(ABC):
         else:
             self.rollout.commit(version, self.settings.timeout_s)
 
-    def _check_light(
-        self, record: SyncRecord, version: PolicyVersion, reports: list[LoadReport]
-    ) -> None:
+    def _check_light(self, record: SyncRecord, version: PolicyVersion, moved: Moved) -> None:
+        reports = moved.reports
         record.payload_bytes = reports[0].nbytes
         record.phases = _slowest(reports)
         if self.settings.verify_light:
             record.light = msgspec.structs.asdict(_counted(reports))
-            _check_verified(reports, self.digest_of(version))
+            _check_verified(moved, self.digest_of(version))
             _logger.info("Light transfer verification passed: %s", kv(**record.light))
 
     def _note_failure(self, record: SyncRecord, error: Exception) -> None:
@@ -239,20 +301,32 @@ class WeightSync(ABC):
         )
 
 
-def _check_verified(reports: list[LoadReport], published: str | None) -> None:
+def _check_verified(moved: Moved, published: str | None) -> None:
     """Every rank must have recomputed every digest, and all must agree on the whole.
 
-    Also with what was `published` under that version before, if it was.
+    Also with what was sent, if that is known, and with what was `published` under that version
+    before, if it was.
     """
+    reports = moved.reports
     digests = {report.weights_digest for report in reports}
     clean = all(report.counts.clean for report in reports)
-    if not clean or None in digests or len(digests) != 1:
+    sent = {moved.digest} if moved.digest is not None else digests
+    if not clean or None in digests or len(digests) != 1 or digests != sent:
         counts = [report.counts for report in reports]
         msg = f"light verification is incomplete, or ranks differ; by rank {counts}, {digests}"
-        raise VerificationError(msg)
+        raise VerificationError(msg).blaming(_differing(moved))
     if published is not None and digests != {published}:
         msg = f"{reports[0].version} was published with digest {published}, now it has {digests}"
         raise VerificationError(msg)
+
+
+def _differing(moved: Moved) -> str:
+    """The first receiver whose report is not what was sent; empty where that cannot be told."""
+    for rank, report in zip(moved.ranks, moved.reports, strict=False):
+        other = moved.digest is not None and report.weights_digest != moved.digest
+        if other or not report.counts.clean:
+            return receiver_name(rank)
+    return ""
 
 
 def _counted(reports: list[LoadReport]) -> TensorCounts:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minirl.ray_launcher import ForeignError, MemberDiedError, fetch, ready
 from rl_core.errors import MiniRLError, PeerLostError, TransferTimeoutError
@@ -18,40 +18,72 @@ class WorkerCall:
 
     Attributes:
         reference: Ray's object reference of its result.
-        who: the actor, for messages.
+        role: of the actor, such as `actor`.
+        rank: of the actor within its role.
     """
 
     reference: Any
-    who: str
+    role: str
+    rank: int
+
+    @property
+    def who(self) -> str:
+        """The actor, for messages."""
+        return f"{self.role} rank {self.rank}"
 
 
-def wait_all(what: str, calls: Sequence[WorkerCall], timeout_s: float) -> list[Any]:
+class Witness(NamedTuple):
+    """One actor, and how a call on it failed.
+
+    Attributes:
+        role: of the actor.
+        rank: within its role.
+        error: in our terms; a TransferTimeoutError if it did not answer.
+    """
+
+    role: str
+    rank: int
+    error: Exception
+
+
+def wait_all(
+    what: str,
+    calls: Sequence[WorkerCall],
+    timeout_s: float,
+    witnesses: list[Witness] | None = None,
+) -> list[Any]:
     """Results in the order of the calls.
 
     After a failure the others have `SETTLE_S` to say what they know, since they may be waiting for
     the one that failed; then the most telling error is raised, in our terms.
-    TransferTimeoutError names who did not answer in time.
+    TransferTimeoutError names who did not answer in time. `witnesses` gets what each of those that
+    failed said, or those that did not answer, if there was nothing else.
     """
-    owner = {call.reference: call.who for call in calls}
+    owner = {call.reference: call for call in calls}
     end = time.monotonic() + timeout_s
     waiting = list(owner)
     results: dict[Any, Any] = {}
+    failed: list[Witness] = [] if witnesses is None else witnesses
     errors: list[Exception] = []
     while waiting:
         done, waiting = ready(waiting, end - time.monotonic())
         for reference in done:
             try:
-                results[reference] = fetch(reference, owner[reference])
+                results[reference] = fetch(reference, owner[reference].who)
             except MiniRLError as error:
                 errors.append(error)
+                failed.append(Witness(owner[reference].role, owner[reference].rank, error))
                 end = min(end, time.monotonic() + SETTLE_S) if len(errors) == 1 else end
         if not done and time.monotonic() >= end:
             break
     if errors:
         raise root_cause(errors)
     if waiting:
-        late = ", ".join(owner[reference] for reference in waiting)
-        raise TransferTimeoutError(f"{what}: no answer within {timeout_s:.0f} s from {late}")
+        late = [owner[reference] for reference in waiting]
+        names = ", ".join(call.who for call in late)
+        silence = TransferTimeoutError(f"{what}: no answer within {timeout_s:.0f} s from {names}")
+        failed += [Witness(call.role, call.rank, silence) for call in late]
+        raise silence
     return [results[call.reference] for call in calls]
 
 

@@ -120,4 +120,4 @@ class WorkerGroup:
 
     def _submit(self, rank: int, method: str, arguments: Sequence[Any]) -> WorkerCall:
         reference = self._workers[rank].invoke.remote(method, arguments)
-        return WorkerCall(reference, f"{self._role} rank {rank}")
+        return WorkerCall(reference, self._role, rank)

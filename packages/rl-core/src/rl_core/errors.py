@@ -48,14 +48,22 @@ class MiniRLError(Exception):
 
     Attributes:
         counts: where a check of weights failed, the tensors that had been looked at until then.
+        origin: the member that failed, such as `receiver 1`, where that is known: it said so of
+            itself, or its connection broke; empty where this is only how somebody noticed.
     """
 
     counts: TensorCounts | None = None
+    origin: str = ""
 
     def counting(self, counts: TensorCounts | None) -> Self:
         """This error, with counts added to those that it has."""
         if counts is not None:
             self.counts = counts | (self.counts or TensorCounts())
+        return self
+
+    def blaming(self, member: str) -> Self:
+        """This error, with `member` as its origin unless it has one."""
+        self.origin = self.origin or member
         return self
 
 

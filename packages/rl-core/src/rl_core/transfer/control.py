@@ -48,7 +48,7 @@ class ControlEnd:
             raise TransferTimeoutError(f"{self.peer} does not read: {error}") from error
         except TransferError as error:
             self._pump_last_words(deadline)
-            raise PeerLostError(f"{self.peer} went away: {error}") from error
+            raise self._went_away(error) from error
 
     def read(self, deadline: Deadline) -> None:
         """Read what has arrived, without waiting for more; that the peer is gone is only noted.
@@ -58,7 +58,7 @@ class ControlEnd:
         Errors: what the peer reported as its failure, MessageError.
         """
         if self._lost is None and self._channel.fileno() < 0:
-            self._lost = PeerLostError(f"{self.peer} went away: the connection was closed")
+            self._lost = self._went_away("the connection was closed")
         while self._lost is None and self._channel.poll(0):
             patience = Deadline.after(max(deadline.remaining(), LAST_WORDS_S))
             try:
@@ -88,7 +88,7 @@ class ControlEnd:
         message = self._inbox.popleft()
         if not isinstance(message, kind):
             got, want = type(message).__name__, kind.__name__
-            raise MessageError(f"{self.peer} sent {got} where {want} was due")
+            raise MessageError(f"{self.peer} sent {got} where {want} was due").blaming(self.peer)
         return message
 
     def report(self, failed: Failed) -> None:
@@ -112,12 +112,15 @@ class ControlEnd:
         except TransferTimeoutError as error:
             raise TransferTimeoutError(f"{self.peer}: {error}") from error
         except TransferError as error:
-            raise PeerLostError(f"{self.peer} went away: {error}") from error
+            raise self._went_away(error) from error
         except MessageError as error:
-            raise MessageError(f"{self.peer}: {error}") from error
+            raise MessageError(f"{self.peer}: {error}").blaming(self.peer) from error
         if isinstance(message, Failed):
             raise from_wire(message.error)
         return message
+
+    def _went_away(self, why: object) -> PeerLostError:
+        return PeerLostError(f"{self.peer} went away: {why}").blaming(self.peer)
 
     def _pump_last_words(self, deadline: Deadline) -> None:
         """Raise what the peer said before it closed, if it said why."""

@@ -121,7 +121,7 @@ class Peers:
             if ack.bucket != self._acked[rank] + 1:
                 due = self._acked[rank] + 1
                 msg = f"{self._ends[rank].peer} acknowledged bucket {ack.bucket}, due was {due}"
-                raise MessageError(msg)
+                raise MessageError(msg).blaming(self._ends[rank].peer)
             self._acked[rank] = ack.bucket
         return True
 
