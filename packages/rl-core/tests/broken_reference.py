@@ -475,6 +475,15 @@ class ServesEmptyWeights(ReferenceServer):
             model.post_process()
 
 
+class ReleaseNotNoticed(ReferenceServer):
+    """What was loaded still counts as loaded when its memory was given away."""
+
+    def release(self, tags):
+        if "weights" in tags and not self._gate.state.serving:
+            return {"weights": sum(model.release() for model in self._ranks)}
+        return super().release(tags)
+
+
 class ReleasedButAnswering(ReferenceServer):
     """Released memory is quietly allocated again when a request comes."""
 

@@ -90,6 +90,7 @@ VARIANTS = [
         "test_nothing_is_served_from_released_memory", broken.ReleasedButAnswering, tag="weights"
     ),
     bites("test_resumed_weights_need_a_sync", broken.ServesEmptyWeights),
+    bites("test_weights_released_before_their_commit_are_not_served", broken.ReleaseNotNoticed),
     bites("test_resumed_kv_cache_gives_right_answers_or_none", broken.CacheSurvivesRelease),
     bites("test_unknown_memory_tag_is_refused", broken.TagsIgnored),
 ]

@@ -207,10 +207,17 @@ class RolloutServer(ABC):
     # -- memory
 
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
-        """Abort requests in flight, refuse new ones, free memory; bytes by tag over all ranks."""
+        """Abort requests in flight, refuse new ones, free memory; bytes by tag over all ranks.
+
+        With its weights goes what was loaded and not committed: the replica is then fenced.
+        """
         self._check_running()
-        if self._gate.state.serving:
+        state = self._gate.state
+        if state.serving:
             self._gate.apply(Outdated())
+        elif WEIGHTS in tags and state.target is not None:
+            reason = f"its weights were released before {state.target} was committed"
+            self._gate.apply(Failed(reason))
         await self._pauses.abort()
         return await self._memory.release(tags)
 

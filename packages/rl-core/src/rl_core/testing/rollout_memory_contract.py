@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_core.errors import RolloutError
+from rl_core.errors import LifecycleError, RolloutError
 from rl_core.testing.contract import Contract
 from rl_core.testing.rollout_case import GREEDY, RolloutCapability, RolloutCase
 
@@ -53,6 +53,19 @@ class MemoryContract(Contract, contract=True):
         case.sync(case.given.weights_a)
         case.first.release(["weights"], case.given.timeout_s)
         case.first.resume(["weights"], case.given.timeout_s)
+        case.assert_fenced()
+        case.assert_repaired_by_sync()
+
+    def test_weights_released_before_their_commit_are_not_served(self, case: RolloutCase) -> None:
+        """What was loaded is gone with the memory: there is nothing left to commit."""
+        self.need(RolloutCapability.FREES_WEIGHTS)
+        case.sync(case.given.weights_a)
+        manifest = case.given.weights_b.manifest(case.version())
+        case.update(case.given.weights_b, manifest=manifest)
+        case.first.release(["weights"], case.given.timeout_s)
+        case.first.resume(["weights"], case.given.timeout_s)
+        with pytest.raises(LifecycleError):
+            case.first.commit(manifest.version, case.given.timeout_s)
         case.assert_fenced()
         case.assert_repaired_by_sync()
 
