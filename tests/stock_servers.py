@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from whole_runs import mapped_segments
+from shared_memory import mapped_segments
 
 START_S = 240
 STOP_S = 20

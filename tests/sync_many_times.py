@@ -14,7 +14,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 from rl_harness import started_system
-from whole_runs import orphaned_segments
+from shared_memory import orphaned_segments
 
 from minirl.process_tree import end_descendants
 from rl_core.versions import PolicyVersion

@@ -82,53 +82,46 @@ def flipped(fleet, victim, monkeypatch):
     fleet.receivers[victim].reach = flip
 
 
-def refuses(method, message):
-    """The server fails at a call of the adapter."""
+def at_call(method, before=lambda server: None, after=lambda server: None):
+    """Something happens when an adapter calls this of the victim's server."""
 
     def harm(fleet, victim, monkeypatch):
         call = ReferenceAdapter._call
 
-        def refusing(adapter, name, *args, timeout):
-            if name == method and adapter._server is fleet.servers[victim]:
-                raise RolloutError(message)
-            return call(adapter, name, *args, timeout=timeout)
+        def harmed(adapter, name, *args, timeout):
+            hit = name == method and adapter._server is fleet.servers[victim]
+            if hit:
+                before(adapter._server)
+            answer = call(adapter, name, *args, timeout=timeout)
+            if hit:
+                after(adapter._server)
+            return answer
 
-        monkeypatch.setattr(ReferenceAdapter, "_call", refusing)
+        monkeypatch.setattr(ReferenceAdapter, "_call", harmed)
 
     return harm
+
+
+def failing(message):
+    def fail(server):
+        raise RolloutError(message)
+
+    return fail
+
+
+def refuses(method, message):
+    """The server fails at a call of the adapter."""
+    return at_call(method, before=failing(message))
 
 
 def server_dies(method):
     """The server is gone when it is called for this."""
-
-    def harm(fleet, victim, monkeypatch):
-        call = ReferenceAdapter._call
-
-        def dying(adapter, name, *args, timeout):
-            if name == method and adapter._server is fleet.servers[victim]:
-                adapter._server.kill()
-            return call(adapter, name, *args, timeout=timeout)
-
-        monkeypatch.setattr(ReferenceAdapter, "_call", dying)
-
-    return harm
+    return at_call(method, before=lambda server: server.kill())
 
 
 def unanswered(method):
     """The server does what it is told, and its answer is lost."""
-
-    def harm(fleet, victim, monkeypatch):
-        call = ReferenceAdapter._call
-
-        def deaf(adapter, name, *args, timeout):
-            answer = call(adapter, name, *args, timeout=timeout)
-            if name == method and adapter._server is fleet.servers[victim]:
-                raise RolloutError(f"the rollout server did not answer {name!r}")
-            return answer
-
-        monkeypatch.setattr(ReferenceAdapter, "_call", deaf)
-
-    return harm
+    return at_call(method, after=failing(f"the rollout server did not answer {method!r}"))
 
 
 def hangs(who):

@@ -4,8 +4,11 @@ from typing import ClassVar
 
 import pytest
 
-from rl_core.testing.rollout_case import RolloutCase
-from rl_core.testing.rollout_contract import RolloutAdapterContract, RolloutCapability
+from rl_core.testing.rollout_contract import (
+    OnOneReplica,
+    RolloutAdapterContract,
+    RolloutCapability,
+)
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 
 pytestmark = pytest.mark.engine
@@ -41,17 +44,15 @@ class TestPlain(RolloutAdapterContract):
         started.load_path("bracketed")
 
 
-class OneKind(LiveDigestContract, contract=True):
+class OneKind(LiveDigestContract, OnOneReplica, contract=True):
     """The part of the contract about live digests, on the models of the other tests."""
 
     kind: ClassVar[str]
 
     @pytest.fixture(scope="class")
     @classmethod
-    def case(cls, under_test):
-        case = RolloutCase(under_test(cls.kind))
-        yield case
-        case.threads.shutdown(wait=False, cancel_futures=True)
+    def rollout(cls, under_test):
+        return under_test(cls.kind)
 
 
 class TestLiveMixtureOfExperts(OneKind):

@@ -1,6 +1,7 @@
 """Whoever started an SGLang: what it holds is asked for, or it is said what it lacks."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveWeights
 from rl_core.rollout.live_route import PATH
-from rl_core.testing.answering_server import answering
+from rl_core.testing.answering_server import asked, rank_answer
 from rl_rollout_sglang.live_plugin import ACTION, check_weights
 from rl_rollout_sglang.probe import probe
 
@@ -17,15 +18,7 @@ CHECKER = "POST /weights_checker"
 HELD = LiveWeights("sglang", "cpu", {"dtype": "float32"}, [{"w": "wsum64:00"}, {"w": "wsum64:01"}])
 
 
-def of_rank(number):
-    digests = {"w": f"wsum64:{number:02x}"}
-    facts = {"device": "cpu", "settings": {"dtype": "float32"}, "split": {}}
-    return {"rank": number, "digests": digests, **facts}
-
-
-def probed(answers):
-    with answering(answers) as server:
-        return probe(server.address, 10), server.asked
+probed = partial(asked, probe)
 
 
 def test_the_route_is_asked_where_there_is_one():
@@ -36,7 +29,7 @@ def test_the_route_is_asked_where_there_is_one():
 
 
 def test_else_the_plugins_action_is_asked():
-    message = json.dumps([of_rank(1), of_rank(0)])
+    message = json.dumps([rank_answer(1), rank_answer(0)])
     found, asked = probed({**MODEL, CHECKER: (200, {"success": True, "message": message})})
     assert found == HELD
     assert asked[-1] == (CHECKER, {"action": ACTION})

@@ -5,9 +5,9 @@ from typing import ClassVar
 import pytest
 
 from rl_core.testing.rollout_contract import (
+    OnOneReplica,
     RolloutAdapterContract,
     RolloutCapability,
-    RolloutCase,
 )
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
@@ -31,17 +31,16 @@ class TestDense(RolloutAdapterContract):
         return under_test("dense")
 
 
-class TestMixtureOfExperts(FailureContract, SyncContract, LiveDigestContract, MemoryContract):
+class TestMixtureOfExperts(
+    FailureContract, SyncContract, LiveDigestContract, MemoryContract, OnOneReplica
+):
     """Expert weights prepacked by vLLM; requests are served as in `TestDense`."""
 
     lacks: ClassVar = ELSEWHERE
 
     @pytest.fixture(scope="class")
-    @classmethod
-    def case(cls, under_test):
-        case = RolloutCase(under_test("moe"))
-        yield case
-        case.threads.shutdown(wait=False, cancel_futures=True)
+    def rollout(self, under_test):
+        return under_test("moe")
 
 
 class TestTiedPackedOnTwoRanks(RolloutAdapterContract):

@@ -1,11 +1,13 @@
 """Whoever started a vLLM: what it holds is asked for, or it is said what it lacks."""
 
+from functools import partial
+
 import pytest
 
 from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveWeights
 from rl_core.rollout.live_route import PATH
-from rl_core.testing.answering_server import answering
+from rl_core.testing.answering_server import asked, rank_answer
 from rl_rollout_vllm.probe import probe
 
 VERSION = {"GET /version": (200, {"version": "0.32.0"})}
@@ -13,15 +15,7 @@ RPC = "POST /collective_rpc"
 HELD = LiveWeights("vllm", "cpu", {"dtype": "float32"}, [{"w": "wsum64:00"}, {"w": "wsum64:01"}])
 
 
-def of_rank(number):
-    digests = {"w": f"wsum64:{number:02x}"}
-    facts = {"device": "cpu", "settings": {"dtype": "float32"}, "split": {}}
-    return {"rank": number, "digests": digests, **facts}
-
-
-def probed(answers):
-    with answering(answers) as server:
-        return probe(server.address, 10), server.asked
+probed = partial(asked, probe)
 
 
 def test_the_route_is_asked_where_there_is_one():
@@ -32,7 +26,7 @@ def test_the_route_is_asked_where_there_is_one():
 
 
 def test_else_the_development_mode_is_asked():
-    results = {"results": [of_rank(1), of_rank(0)]}
+    results = {"results": [rank_answer(1), rank_answer(0)]}
     found, asked = probed({**VERSION, RPC: (200, results)})
     assert found == HELD
     assert asked[-1] == (RPC, {"method": "rl_live_weights"})

@@ -38,6 +38,11 @@ class Expected(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+def in_rank_order(answers: Sequence[Expected]) -> list[Expectation]:
+    """What all actor ranks say together, by tensor-parallel rank."""
+    return sorted((one for answer in answers for one in answer.ranks), key=lambda one: one.tp_rank)
+
+
 def share(actor: int, actors: int, tp_size: int) -> tuple[int, ...]:
     """Tensor-parallel ranks that actor rank `actor` of `actors` derives the digests of.
 

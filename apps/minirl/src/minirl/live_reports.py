@@ -74,13 +74,10 @@ class LiveReports:
     def _remove_old(self, stem: str) -> None:
         """By their names: also what earlier runs left under the same root."""
         named = re.compile(re.escape(stem) + r"(\d+)")
-        found = [(int(m[1]), path) for path in self._path.iterdir() if (m := _match(named, path))]
+        matches = [(named.fullmatch(path.name), path) for path in self._path.iterdir()]
+        found = [(int(match[1]), path) for match, path in matches if match]
         for _, path in sorted(found)[: -self._keep_last]:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _match(named: re.Pattern[str], path: Path) -> re.Match[str] | None:
-    return named.fullmatch(path.name)
 
 
 def _fill(path: Path, subject: Subject, ranks: Sequence[RankComparison]) -> None:

@@ -18,7 +18,7 @@ from minirl.live_comparison import (
     compare_replica,
     counts_of,
 )
-from minirl.live_member import Expected, LiveName
+from minirl.live_member import LiveName, in_rank_order
 from minirl.live_reports import LiveReports, Subject
 from minirl.replica_faults import replica_name
 from minirl.rollout_manager import RolloutManager
@@ -181,11 +181,6 @@ class LiveVerification:
             version=record.version,
             family=self._settings.spec.family,
         )
-
-
-def in_rank_order(answers: Sequence[Expected]) -> list[Expectation]:
-    """What all actor ranks say together, by tensor-parallel rank."""
-    return sorted((one for answer in answers for one in answer.ranks), key=lambda one: one.tp_rank)
 
 
 def _named(counts: msgspec.Struct) -> str:

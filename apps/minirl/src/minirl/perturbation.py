@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minirl.actors import Actors
 from minirl.live_comparison import RankComparison
+from minirl.live_member import in_rank_order
 from rl_core.errors import MiniRLError, VerificationError
 from rl_core.logs import kv
 from rl_core.rollout.expectation import Expectation
@@ -76,7 +77,7 @@ class Perturbation:
     def in_place(self, version: PolicyVersion) -> Iterator[Proof]:
         """The actor has changed weights in the block, which are `version`, then its own again."""
         answers: list[Expected] = self._call("expect_weights", version, self._run_id)
-        proof = Proof(self._delta, [one for answer in answers for one in answer.ranks])
+        proof = Proof(self._delta, in_rank_order(answers))
         self._call("perturb", self._delta)
         try:
             yield proof

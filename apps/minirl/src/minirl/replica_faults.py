@@ -28,9 +28,9 @@ def faults_of(error: Exception, tp_size: int) -> dict[int, str]:
     origin = error.origin if isinstance(error, MiniRLError) else ""
     role, _, number = origin.partition(" ")
     if role == REPLICA:
-        return {int(number): _told(error)}
+        return {int(number): told(error)}
     if role == RECEIVER:
-        return {int(number) // tp_size: _told(error)}
+        return {int(number) // tp_size: told(error)}
     return {}
 
 
@@ -70,7 +70,7 @@ def faults_in_closing(said: Sequence[Witness], asked: int, tp_size: int) -> dict
 
 
 def _all_of(receivers: Sequence[Witness], tp_size: int) -> dict[int, str]:
-    return {said.rank // tp_size: _told(said.error) for said in receivers}
+    return {said.rank // tp_size: told(said.error) for said in receivers}
 
 
 def _by_itself(error: Exception) -> bool:
@@ -80,5 +80,6 @@ def _by_itself(error: Exception) -> bool:
     return isinstance(error, MemberDiedError) or not isinstance(error, TransferError)
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """An error as the reason why a replica is done without."""
     return f"{type(error).__name__}: {in_one_line(error)}"

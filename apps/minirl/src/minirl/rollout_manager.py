@@ -6,18 +6,12 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
-from minirl.replica_faults import replica_name
+from minirl.replica_faults import replica_name, told
 from minirl.replica_start import ReplicaStart, wait_for
 from minirl.resource_pool import ResourcePool, placement_on
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import (
-    MiniRLError,
-    ReplicaFencedError,
-    RolloutError,
-    VerificationError,
-    in_one_line,
-)
+from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError, VerificationError
 from rl_core.interfaces import (
     Handle,
     Launcher,
@@ -291,7 +285,7 @@ class RolloutManager:
         try:
             self._leaders[replica].clear_kv_cache(_ANSWERS_S)
         except (MiniRLError, TimeoutError) as error:
-            return f"{type(error).__name__}: {in_one_line(error)}"
+            return told(error)
         return None
 
     def give_up(self, replica: int, reason: str) -> None:

@@ -1,14 +1,16 @@
 """One weight sync in data: what is to be done, what came of it, and what is kept of it."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
 from minirl.live_member import Expected
 from rl_core.interfaces import LoadReport
+from rl_core.transfer.phases import Phases
 from rl_core.versions import PolicyVersion
 
 
@@ -72,22 +74,17 @@ class SyncRecord(msgspec.Struct):
     repeats: int | None = None
 
 
-class Clock:
-    """Seconds by phase of one sync."""
+class Clock(Phases):
+    """Seconds by phase of one sync; a phase is there once it was."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._begin = time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self.seconds = defaultdict(float)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Account the block to phase `name`; the same one may come more than once."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            took = time.perf_counter() - begin
-            self.seconds[name] = self.seconds.get(name, 0.0) + took
+        return self(name)
 
     def total(self) -> float:
         """Seconds since the sync began."""

@@ -1,8 +1,9 @@
 """Where the time of a step goes."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+
+from rl_core.transfer.phases import Phases
 
 PHASES = (
     "generate",
@@ -22,21 +23,16 @@ class StepTimer:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._phases = Phases(*PHASES)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Account the block to phase `name`, one of `PHASES`."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] += time.perf_counter() - begin
+        return self._phases(name)
 
     def metrics(self) -> dict[str, float]:
         """`timing_s/<phase>` so far, with `timing_s/step` and what no phase accounts for."""
         step = time.perf_counter() - self._start
-        seconds = dict(self._seconds)
+        seconds = dict(self._phases.seconds)
         seconds["other"] = step - sum(seconds.values())
         seconds["step"] = step
         return {f"timing_s/{name}": value for name, value in seconds.items()}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_core.errors import LifecycleError
+from rl_core.torch import dtype_of
 from rl_train_fsdp.conversions import module_tensors
 from rl_train_fsdp.optimizer import local
 from rl_train_fsdp.wrapping import reshard
@@ -21,7 +22,7 @@ class Perturbation:
     def __init__(self, policy: Policy, wire_dtype: str | None) -> None:
         """`wire_dtype` is what the weights are rounded to when they are published."""
         self._policy = policy
-        self._wire = getattr(torch, wire_dtype) if wire_dtype else torch.float32
+        self._wire = dtype_of(wire_dtype) if wire_dtype else torch.float32
         self._kept: dict[str, torch.Tensor] | None = None
 
     def apply(self, delta: float) -> None:

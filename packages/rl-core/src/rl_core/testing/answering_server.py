@@ -2,11 +2,13 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Answers = Mapping[str, tuple[int, Any]]
 """Status and content by `METHOD PATH`; content is sent as JSON, bytes as they are."""
@@ -63,3 +65,16 @@ def answering(answers: Answers) -> Iterator[AnsweringServer]:
         finally:
             http.shutdown()
             thread.join()
+
+
+def asked(probe: Callable[[str, float], T], answers: Answers) -> tuple[T, list[tuple[str, Any]]]:
+    """What a backend's `probe` makes of a server with these answers, and what it asked for."""
+    with answering(answers) as server:
+        return probe(server.address, 10.0), server.asked
+
+
+def rank_answer(number: int) -> dict[str, Any]:
+    """What rank `number` of an engine says of itself: a `RankWeights` as plain data."""
+    digests = {"w": f"wsum64:{number:02x}"}
+    facts = {"device": "cpu", "settings": {"dtype": "float32"}, "split": {}}
+    return {"rank": number, "digests": digests, **facts}

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rl_core.testing.contract import Contract
 from rl_core.testing.rollout_case import RolloutCapability, RolloutCase, RolloutUnderTest
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
@@ -30,18 +31,17 @@ from rl_core.testing.rollout_memory_contract import MemoryContract
 from rl_core.testing.rollout_serving_contract import ServingContract
 from rl_core.testing.rollout_sync_contract import SyncContract
 
-__all__ = ["RolloutAdapterContract", "RolloutCapability", "RolloutCase", "RolloutUnderTest"]
+__all__ = [
+    "OnOneReplica",
+    "RolloutAdapterContract",
+    "RolloutCapability",
+    "RolloutCase",
+    "RolloutUnderTest",
+]
 
 
-class RolloutAdapterContract(
-    FailureContract,
-    SyncContract,
-    LiveDigestContract,
-    ServingContract,
-    MemoryContract,
-    contract=True,
-):
-    """Subclass it, give the fixture `rollout`, declare in `lacks` what is lacking and why."""
+class OnOneReplica(Contract, contract=True):
+    """The fixtures of all parts of the contract: also for those who take a few parts only."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -56,3 +56,15 @@ class RolloutAdapterContract(
         case = RolloutCase(rollout)
         yield case
         case.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class RolloutAdapterContract(
+    FailureContract,
+    SyncContract,
+    LiveDigestContract,
+    ServingContract,
+    MemoryContract,
+    OnOneReplica,
+    contract=True,
+):
+    """Subclass it, give the fixture `rollout`, declare in `lacks` what is lacking and why."""
