@@ -3,18 +3,26 @@
 frozen    the learning rate is 0; weights are synced as always
 unsynced  the actor is trained; every weight sync is left out, so the engine serves what it served
 healthy   trained and synced
+
+Then many syncs in a row; what the processes hold before and after them is in holdings.json.
 """
 
+import json
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from phases import FROZEN, UNSYNCED
+from holdings import holdings
+from phases import FROZEN, HOLDINGS, STEPS, SYNCS, UNSYNCED
 
 from minirl import system
 from minirl.main import run
 from minirl.trainer import Trainer
+from rl_core.versions import PolicyVersion
+
+BEGUN = time.time()
 
 
 class FrozenAtFirst(system.FusedActorRolloutWorker):
@@ -38,8 +46,21 @@ def _unless_left_out(self, step):
     return step not in UNSYNCED[:-1] and _is_sync_step(self, step)
 
 
+_fit = Trainer.fit
+
+
+def _fit_and_sync_on(self):
+    _fit(self)
+    held = [holdings(BEGUN)]
+    for step in range(STEPS + 1, STEPS + 1 + SYNCS[self._config.rollout.name]):
+        self._system.weight_sync.sync(PolicyVersion(1, step), "trained")
+    held.append(holdings(BEGUN))
+    (self._output.path / HOLDINGS).write_text(json.dumps(held))
+
+
 system.FusedActorRolloutWorker = FrozenAtFirst
 Trainer._is_sync_step = _unless_left_out
+Trainer.fit = _fit_and_sync_on
 
 if __name__ == "__main__":
     run()
