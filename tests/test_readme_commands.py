@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
 SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
-READMES = ("README.md", "apps/minirl/README.md")
+READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
