@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minirl.config_keys import expand_home
 from minirl.debug_config import DebugConfig
+from minirl.task_config import DataConfig, RewardConfig
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
@@ -169,36 +170,6 @@ class AlgorithmConfig:
 
 
 @dataclass
-class DataConfig:
-    """Prompts."""
-
-    task: str = "repeat"
-    path: str | None = None
-    """JSONL file of prompts."""
-    reasoning_gym: Any = None
-    """Name of a reasoning-gym dataset, or a mapping of `name` and its options."""
-    prompt_key: str = "prompt"
-    eval_path: str | None = None
-    eval_size: int = 0
-    """Held-out samples generated before and after the training; 0 is no evaluation."""
-    train_batch_size: int = 32
-    """Prompts per step."""
-    num_generations: int = 8
-    """Completions per prompt."""
-    max_prompt_length: int = 512
-    shuffle: bool = True
-
-
-@dataclass
-class RewardConfig:
-    """Who scores completions."""
-
-    path: str | None = None
-    """FILE.py or FILE.py:NAME; null takes the task's own reward."""
-    timeout_s: float = 60.0
-
-
-@dataclass
 class MiniRLConfig:
     """Everything."""
 
@@ -280,6 +251,7 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
     _refuse_missing(given, source)
+    _check_reward_path(given.get("reward"), source)
     data = given.get("data")
     problem = data.get("reasoning_gym") if isinstance(data, Mapping) else None
     if not isinstance(problem, str | Mapping | None):
@@ -294,6 +266,13 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}: {_one_line(error)}") from error
     return merged  # type: ignore[return-value]
+
+
+def _check_reward_path(section: Any, source: str) -> None:
+    path = section.get("path") if isinstance(section, Mapping) else None
+    entries = path if isinstance(path, list) else [path]
+    if path == [] or not all(isinstance(entry, str | None) for entry in entries):
+        raise ConfigError(f"{source}: reward.path must be FILE.py, FILE.py:NAME or a list of them")
 
 
 def _refuse_missing(node: Any, source: str) -> None:

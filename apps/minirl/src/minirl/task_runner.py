@@ -48,6 +48,7 @@ class TaskRunner:
 
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
+        attach(ConsoleHandler())  # what is told before there is a run directory
         self._plan = make_plan(self._config)
         check_cluster(self._config.cluster, resource_name(self._plan.device), self._plan.slots)
         with reward_log() as log:

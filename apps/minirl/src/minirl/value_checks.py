@@ -6,6 +6,7 @@ from typing import Any
 
 from minirl.config import MiniRLConfig
 from minirl.config_keys import value_of
+from minirl.prompt_length import POLICIES
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -19,6 +20,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
     "data.task": ("repeat",),
+    "data.on_long_prompt": POLICIES,
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
 _AT_LEAST: dict[str, float] = {
