@@ -95,7 +95,7 @@ def test_a_file_that_is_cut_off(tmp_path):
 def test_a_saved_dataset_without_its_data(tmp_path):
     shutil.copytree(SAVED / "train", tmp_path / "ds")
     (tmp_path / "ds" / "data-00000-of-00001.arrow").unlink()
-    with pytest.raises(ConfigError, match="ds: cannot be read: .*data-00000"):
+    with pytest.raises(ConfigError, match=r"ds: cannot be read: .*data-00000"):
         read_prompt_file(tmp_path / "ds", "question")
     (tmp_path / "ds" / "state.json").write_text(json.dumps([1]))
     with pytest.raises(ConfigError, match="not as save_to_disk writes it"):

@@ -27,15 +27,21 @@ ANSWERS = ("completions", "completion_ids")
 
 
 class RewardSettings(Protocol):
-    """The part of the configuration that says who scores (`reward.*`)."""
+    """Who scores: one function."""
 
-    path: str | None
-    timeout_s: float
+    @property
+    def path(self) -> str | None:
+        """FILE.py[:NAME], or None for the task's own."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest call."""
 
 
 class TaskSettings(Protocol):
     """The part of the configuration that says whose own scorer is the default (`data.*`)."""
 
+    task: str
     path: str | None
     reasoning_gym: str | Mapping[str, Any] | None
 
@@ -93,10 +99,10 @@ def load_scorer(
     columns: Collection[str],
     log_path: Path | None = None,
 ) -> Scorer:
-    """The scorer that the configuration names: `reward.path`, else that of the task.
+    """The scorer that `reward.path` names, else that of the task.
 
     Args:
-        reward: `reward` of the configuration.
+        reward: the function; `minirl.reward_mix` puts several together.
         data: `data` of the configuration.
         columns: names of the data set's columns (`PromptSet.columns`).
         log_path: file that gets what a reward function prints; None is stderr.
@@ -107,7 +113,7 @@ def load_scorer(
     if not (reward.timeout_s > 0 and math.isfinite(reward.timeout_s)):
         raise ConfigError(f"reward.timeout_s={reward.timeout_s}: must be a positive number")
     if reward.path is not None:
-        scorer = FunctionScorer(_file_target(reward.path), reward.timeout_s, log_path)
+        scorer = FunctionScorer(file_target(reward.path), reward.timeout_s, log_path)
         _check_columns(scorer, columns, reward.path)
         return scorer
     if data.path is not None:
@@ -117,8 +123,8 @@ def load_scorer(
     return InProcessScorer(repeat_task.reward, "repeat")
 
 
-def _file_target(text: str) -> Target:
-    """Split FILE.py[:NAME]."""
+def file_target(text: str) -> Target:
+    """Split FILE.py[:NAME]; ConfigError if there is no such file."""
     file, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():
         file, name = text, DEFAULT_NAME

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from minirl.reward_mix import part_metrics
 from minirl.sampling import Sample
 from rl_core.trajectory import LogProbs
 
@@ -23,6 +24,7 @@ def step_metrics(
     return {
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
+        **part_metrics(sample.rewards for sample in samples),
         "response_length/mean": fmean(len(s.completion.token_ids) for s in samples),
         "rollout_train_logprob_diff/mean": fmean(differences) if differences else 0.0,
         "rollout_train_logprob_diff/max": max(differences, default=0.0),

@@ -117,13 +117,13 @@ class Trainer:
         ]
 
     def _score(self, samples: Sequence[Sample]) -> None:
-        rewards = self._data.scorer.score(
+        scores = self._data.scorer.score(
             [sample.prompt for sample in samples],
             [sample.text for sample in samples],
             [sample.completion.token_ids for sample in samples],
         )
-        for sample, reward in zip(samples, rewards, strict=True):
-            sample.raw_reward = reward
+        for sample, score in zip(samples, scores, strict=True):
+            sample.raw_reward, sample.rewards = score.total, score.parts
 
     def _estimate_advantages(self, samples: Sequence[Sample]) -> None:
         values = grpo(

@@ -86,6 +86,9 @@ def check_values(config: MiniRLConfig) -> None:
 def _check_finite(node: Any, key: str) -> None:
     if isinstance(node, float) and not math.isfinite(node):
         raise ConfigError(f"{key}={node}: must be a finite number")
+    if isinstance(node, list):
+        for item in node:
+            _check_finite(item, key)
     if isinstance(node, dict):
         for name, value in node.items():
             _check_finite(value, f"{key}.{name}" if key else str(name))
