@@ -17,6 +17,7 @@ from minirl import repeat_task
 from minirl.prompt_encoder import PromptEncoder, num_bytes, plain_text
 from minirl.prompt_file import RawPrompt, read_prompt_file
 from minirl.prompt_length import LengthLimit
+from minirl.task_file import is_task_file, read_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -141,10 +142,13 @@ class PromptSet(Sequence[Prompt]):
             )
 
 
-def load_prompts(data: DataSettings, tokenizer: Any, seed: int) -> PromptSets:
+def load_prompts(
+    data: DataSettings, tokenizer: Any, seed: int, log_path: Path | None = None
+) -> PromptSets:
     """The data sets that the configuration names.
 
-    `data.path` and `data.reasoning_gym` exclude each other and take precedence over `data.task`.
+    `data.path`, `data.reasoning_gym` and a file as `data.task` exclude each other; the first two
+    take precedence over a task of ours.
     Held-out prompts never occur in training. Where fewer of them exist than `data.eval_size`
     (the task `repeat` has 8), they are repeated up to that number.
 
@@ -153,15 +157,16 @@ def load_prompts(data: DataSettings, tokenizer: Any, seed: int) -> PromptSets:
         tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
         seed: of the run; decides what is held out and which problems are generated.
 
+        log_path: file that gets what a task file prints; None is stderr.
+
     Errors: ConfigError names the file and line, or the key, that is wrong.
     """
     if data.max_prompt_length < 1 or data.eval_size < 0:
         raise ConfigError("data.max_prompt_length must be positive, data.eval_size not negative")
-    if data.path is not None and data.reasoning_gym is not None:
-        raise ConfigError("data.path and data.reasoning_gym exclude each other; give one")
+    _check_one_source(data)
     encoder = PromptEncoder(tokenizer)
     limit = LengthLimit(encoder, data.max_prompt_length, data.on_long_prompt)
-    train, held_out = _load_raw(data, seed, limit.apply)
+    train, held_out = _load_raw(data, seed, limit.apply, log_path)
     if data.eval_size and not held_out:
         raise ConfigError("data.eval_size: there is no prompt to hold out")
     wanted = [held_out[index % len(held_out)] for index in range(data.eval_size)]
@@ -171,10 +176,26 @@ def load_prompts(data: DataSettings, tokenizer: Any, seed: int) -> PromptSets:
     )
 
 
-def _load_raw(data: DataSettings, seed: int, fit: Fit) -> tuple[list[RawPrompt], list[RawPrompt]]:
+def _check_one_source(data: DataSettings) -> None:
+    sources = {
+        "data.path": data.path is not None,
+        "data.reasoning_gym": data.reasoning_gym is not None,
+        f"data.task={data.task}": is_task_file(data.task),
+    }
+    given = [name for name, is_given in sources.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+
+
+def _load_raw(
+    data: DataSettings, seed: int, fit: Fit, log_path: Path | None
+) -> tuple[list[RawPrompt], list[RawPrompt]]:
     if data.path is not None:
         train = fit(read_prompt_file(Path(data.path), data.prompt_key), data.path)
-        return _hold_out(train, data, seed, fit)
+        held_out = None
+        if data.eval_size and data.eval_path is not None:
+            held_out = fit(read_prompt_file(Path(data.eval_path), data.prompt_key), data.eval_path)
+        return _hold_out(train, held_out, data, seed)
     if data.eval_path is not None:
         raise ConfigError("data.eval_path goes with data.path, which is null")
     if data.reasoning_gym is not None:
@@ -183,6 +204,10 @@ def _load_raw(data: DataSettings, seed: int, fit: Fit) -> tuple[list[RawPrompt],
         problems = Problems.from_config(data.reasoning_gym, seed)
         train, held_out = problems.split(data.eval_size)
         return fit(train, problems.name), fit(held_out, f"{problems.name} (held out)")
+    if is_task_file(data.task):
+        train, held_out = read_task_file(Path(data.task), data.prompt_key, log_path)
+        held_out = None if held_out is None else fit(held_out, data.task)
+        return _hold_out(fit(train, data.task), held_out, data, seed)
     if data.task not in TASKS:
         hint = nearest(data.task, TASKS)
         raise ConfigError(f"data.task={data.task}: no such task; the nearest is {hint}")
@@ -198,21 +223,21 @@ def _load_raw(data: DataSettings, seed: int, fit: Fit) -> tuple[list[RawPrompt],
 
 
 def _hold_out(
-    raw: list[RawPrompt], data: DataSettings, seed: int, fit: Fit
+    raw: list[RawPrompt], own: list[RawPrompt] | None, data: DataSettings, seed: int
 ) -> tuple[list[RawPrompt], list[RawPrompt]]:
-    """Take the evaluation set from `eval_path`, or `eval_size` random lines of the file itself."""
+    """Take `eval_size` prompts from an evaluation set of its own, or random ones of all."""
+    source = data.path or data.task
     if data.eval_size == 0:
         return raw, []
-    if data.eval_path is not None:
-        whole = fit(read_prompt_file(Path(data.eval_path), data.prompt_key), data.eval_path)
-        held_out = whole[: data.eval_size]
+    if own is not None:
+        held_out = own[: data.eval_size]
     else:
         if data.eval_size >= len(raw):
-            msg = f"data.eval_size={data.eval_size}: {data.path} has only {len(raw)} prompts"
+            msg = f"data.eval_size={data.eval_size}: {source} has only {len(raw)} prompts"
             raise ConfigError(msg)
         held_out = random.Random(f"held-out {seed}").sample(raw, data.eval_size)
     seen = {plain_text(item) for item in held_out}
     train = [item for item in raw if plain_text(item) not in seen]
     if not train:
-        raise ConfigError(f"{data.path}: every prompt is in the evaluation set too")
+        raise ConfigError(f"{source}: every prompt is in the evaluation set too")
     return train, held_out

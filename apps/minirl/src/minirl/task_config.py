@@ -9,6 +9,7 @@ class DataConfig:
     """Prompts."""
 
     task: str = "repeat"
+    """repeat, or FILE.py with prompts and their reward."""
     path: str | None = None
     """Prompts: a JSONL or parquet file, or the directory of a saved Hugging Face dataset."""
     reasoning_gym: Any = None

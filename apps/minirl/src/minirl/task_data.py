@@ -38,7 +38,7 @@ def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
     """
     config = plan.config
     tokenizer = _load_tokenizer(plan.model_path)
-    sets = load_prompts(config.data, tokenizer, config.trainer.seed)
+    sets = load_prompts(config.data, tokenizer, config.trainer.seed, reward_log)
     loader = PromptLoader(
         sets.train,
         config.data.train_batch_size,

@@ -7,6 +7,8 @@ from typing import Any
 from minirl.config import MiniRLConfig
 from minirl.config_keys import value_of
 from minirl.prompt_length import POLICIES
+from minirl.prompts import TASKS
+from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -19,7 +21,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "rollout.on_replica_failure": ("abort", "continue"),
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
-    "data.task": ("repeat",),
     "data.on_long_prompt": POLICIES,
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
@@ -63,10 +64,7 @@ _REPORTERS = ("tensorboard",)
 
 def check_values(config: MiniRLConfig) -> None:
     """ConfigError, one line, for the first value that can't be."""
-    for key, choices in _CHOICES.items():
-        _check_choice(key, value_of(config, key), choices)
-    for reporter in config.trainer.report_to:
-        _check_choice("trainer.report_to", reporter, _REPORTERS)
+    _check_choices(config)
     _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
         value = value_of(config, key)
@@ -81,6 +79,15 @@ def check_values(config: MiniRLConfig) -> None:
         raise ConfigError(f"rollout.top_p={config.rollout.top_p}: must be in (0, 1]")
     if config.rollout.top_k != -1 and config.rollout.top_k < 1:
         raise ConfigError(f"rollout.top_k={config.rollout.top_k}: must be -1 (no limit) or >= 1")
+
+
+def _check_choices(config: MiniRLConfig) -> None:
+    for key, choices in _CHOICES.items():
+        _check_choice(key, value_of(config, key), choices)
+    if not is_task_file(config.data.task):
+        _check_choice("data.task", config.data.task, TASKS)
+    for reporter in config.trainer.report_to:
+        _check_choice("trainer.report_to", reporter, _REPORTERS)
 
 
 def _check_finite(node: Any, key: str) -> None:
