@@ -153,6 +153,7 @@ class TrainerConfig:
     mock: bool = False
     """Sleep instead of generating and training; everything else is real."""
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, names of entry points."""
 
 
 @dataclass

@@ -209,6 +209,7 @@ class Trainer:
         rewards = [sample.raw_reward or 0.0 for sample in samples]
         accuracy = fmean(reward >= 1 for reward in rewards)
         self.evaluations.append(Evaluation(step, fmean(rewards), accuracy))
+        self._output.report_evaluation(step, {"reward": fmean(rewards), "accuracy": accuracy})
         _logger.info(
             "Evaluation: %s",
             kv(step=step, samples=len(samples), reward=fmean(rewards), accuracy=accuracy),

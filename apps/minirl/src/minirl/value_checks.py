@@ -8,6 +8,7 @@ from minirl.config import MiniRLConfig
 from minirl.config_keys import value_of
 from minirl.prompt_length import POLICIES
 from minirl.prompts import TASKS
+from minirl.reporters import check_reporters
 from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
@@ -59,12 +60,12 @@ _POSITIVE = (
     "algorithm.clip_ratio",
     "reward.timeout_s",
 )
-_REPORTERS = ("tensorboard",)
 
 
 def check_values(config: MiniRLConfig) -> None:
-    """ConfigError, one line, for the first value that can't be."""
+    """ConfigError or ComponentError, one line, for the first value that can't be."""
     _check_choices(config)
+    check_reporters(config.trainer.report_to)
     _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
         value = value_of(config, key)
@@ -86,8 +87,6 @@ def _check_choices(config: MiniRLConfig) -> None:
         _check_choice(key, value_of(config, key), choices)
     if not is_task_file(config.data.task):
         _check_choice("data.task", config.data.task, TASKS)
-    for reporter in config.trainer.report_to:
-        _check_choice("trainer.report_to", reporter, _REPORTERS)
 
 
 def _check_finite(node: Any, key: str) -> None:
