@@ -10,6 +10,7 @@ from pathlib import Path
 from minirl.bounded import bounded
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
+from minirl.devices import REMEDY, unused_accelerator
 from minirl.interruption import SIGNAL_BASE, Interrupted, interrupting, uninterrupted
 from minirl.mock_loop import run_mock_loop
 from minirl.output_redirection import redirected_output
@@ -147,6 +148,9 @@ class TaskRunner:
 
 
 def _warn(plan: RunPlan) -> None:
+    unused = unused_accelerator() if plan.config.cluster.device == "auto" else None
+    if unused is not None:
+        _logger.warning("Everything runs on the CPU: %s; %s", unused, REMEDY)
     lr = plan.config.actor.optimizer_config.lr
     if lr > _HIGH_LR and not plan.embedded_model:
         _logger.warning(
