@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from minirl.config_keys import expand_home
-from minirl.debug_config import DebugConfig
+from minirl.debug_config import DebugConfig, LoopDebugConfig
 from minirl.task_config import DataConfig, RewardConfig
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
@@ -182,6 +182,7 @@ class MiniRLConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    debug: LoopDebugConfig = field(default_factory=LoopDebugConfig)
 
 
 def load_config(arguments: Sequence[str]) -> MiniRLConfig:

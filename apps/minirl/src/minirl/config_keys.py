@@ -18,6 +18,7 @@ PATHS = (
     "data.path",
     "data.eval_path",
     "reward.path",
+    "debug.train_only",
 )
 """Keys whose values are paths."""
 

@@ -240,14 +240,7 @@ class Trainer:
         numbers: dict[str, float],
         timer: StepTimer,
     ) -> None:
-        digest = self._system.weight_sync.digest_of(served)
-        first = self._samples_seen
-        copies = self._config.data.num_generations
-        self._output.write_trajectories(
-            to_trajectory(sample, first + offset, (first + offset) // copies, digest)
-            for offset, sample in enumerate(samples)
-        )
-        self._samples_seen += len(samples)
+        self._record(served, samples)
         tokens = sum(len(s.prompt.prompt_ids) + len(s.completion.token_ids) for s in samples)
         timing = timer.metrics()
         speed = tokens / timing["timing_s/step"]
@@ -258,15 +251,29 @@ class Trainer:
             "[Step %d/%d] %s", step, self._config.trainer.total_training_steps, _line(metrics)
         )
 
+    def _record(self, served: PolicyVersion, samples: Sequence[Sample]) -> None:
+        digest = self._system.weight_sync.digest_of(served)
+        first = self._samples_seen
+        copies = self._config.data.num_generations
+        self._output.write_trajectories(
+            to_trajectory(sample, first + offset, (first + offset) // copies, digest)
+            for offset, sample in enumerate(samples)
+        )
+        self._samples_seen += len(samples)
+
+
+_SHOWN = {
+    "reward": "reward/mean",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "logprob_diff": "rollout_train_logprob_diff/mean",
+    "generate_s": "timing_s/generate",
+    "update_s": "timing_s/update_actor",
+    "sync_s": "timing_s/sync",
+    "step_s": "timing_s/step",
+}
+"""What the log says of a step, by the names it uses."""
+
 
 def _line(metrics: dict[str, float]) -> str:
-    return kv(
-        reward=metrics["reward/mean"],
-        loss=metrics["loss"],
-        grad_norm=metrics["grad_norm"],
-        logprob_diff=metrics["rollout_train_logprob_diff/mean"],
-        generate_s=metrics["timing_s/generate"],
-        update_s=metrics["timing_s/update_actor"],
-        sync_s=metrics["timing_s/sync"],
-        step_s=metrics["timing_s/step"],
-    )
+    return kv(**{name: metrics[key] for name, key in _SHOWN.items() if key in metrics})

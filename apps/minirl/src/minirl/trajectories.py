@@ -27,9 +27,9 @@ class Trajectory(msgspec.Struct):
         raw_reward: weighted sum of what the reward functions returned; `reward` is what was
             trained on.
         reward: see `raw_reward`.
-        rewards: what each reward function returned, by its name.
         advantage: of every token of the response; None without a reward.
         weights_digest: digest of digests of the version served, or None without verification.
+        rewards: what each reward function returned, by its name.
     """
 
     index: int
@@ -48,9 +48,9 @@ class Trajectory(msgspec.Struct):
     seed: int | None
     raw_reward: float | None
     reward: float | None
-    rewards: dict[str, float | None]
     advantage: float | None
     weights_digest: str | None
+    rewards: dict[str, float | None] = {}
 
 
 def to_trajectory(

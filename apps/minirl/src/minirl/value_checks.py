@@ -66,6 +66,7 @@ def check_values(config: MiniRLConfig) -> None:
     """ConfigError or ComponentError, one line, for the first value that can't be."""
     _check_choices(config)
     check_reporters(config.trainer.report_to)
+    _check_halves(config)
     _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
         value = value_of(config, key)
@@ -87,6 +88,17 @@ def _check_choices(config: MiniRLConfig) -> None:
         _check_choice(key, value_of(config, key), choices)
     if not is_task_file(config.data.task):
         _check_choice("data.task", config.data.task, TASKS)
+
+
+def _check_halves(config: MiniRLConfig) -> None:
+    halves = {
+        "debug.rollout_only": config.debug.rollout_only,
+        "debug.train_only": config.debug.train_only is not None,
+        "trainer.mock": config.trainer.mock,
+    }
+    given = [name for name, is_given in halves.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
 
 
 def _check_finite(node: Any, key: str) -> None:
