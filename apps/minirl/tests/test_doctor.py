@@ -75,9 +75,9 @@ def test_how_torch_was_built_is_read_without_importing_it(tmp_path, monkeypatch)
 
 
 def test_a_machine_that_lacks_much(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        doctor_machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30)
-    )
+    memory = SimpleNamespace(total=8 << 30, available=1 << 30)
+    monkeypatch.setattr(doctor_machine.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_machine, "_group_limit", lambda: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(1 << 30, 0, 64 << 20))
     long = tmp_path / ("x" * 60)
     long.mkdir()
@@ -85,7 +85,7 @@ def test_a_machine_that_lacks_much(monkeypatch, tmp_path):
     libraries = {"libnothing.so.1": ("libnothing1", "nobody")}
     monkeypatch.setattr(doctor_machine, "LIBRARIES", libraries)
     findings = list(look_at_machine())
-    assert found(findings, "memory: 1.0 GB free").state == MISSING
+    assert found(findings, "memory: 1.0 GB of 8.0 GB free").state == NOTE
     assert "--shm-size" in found(findings, "shared memory: 0.06 GB free").remedy
     assert found(findings, "working directory: ").state == NOTE
     assert "TMPDIR" in next(item for item in findings if "is a long name" in item.what).remedy
@@ -94,10 +94,10 @@ def test_a_machine_that_lacks_much(monkeypatch, tmp_path):
 
 
 def test_the_limit_of_a_container_counts(monkeypatch):
-    monkeypatch.setattr(doctor_machine, "_group_limit", lambda: 1 << 30)
+    monkeypatch.setattr(doctor_machine, "_group_limit", lambda: (3 << 30, 1 << 30))
     finding = found(look_at_machine(), "memory: ")
     assert finding.state == MISSING
-    assert "1.0 GB left of this container's limit" in finding.what
+    assert "1.0 GB left of this container's 3.0 GB" in finding.what
 
 
 def without(names, monkeypatch):

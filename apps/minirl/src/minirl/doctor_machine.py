@@ -60,26 +60,30 @@ def _system() -> Finding:
 
 
 def _memory() -> Finding:
-    free = psutil.virtual_memory().available
-    limit = _group_limit()
-    words = f"memory: {free / _GB:.1f} GB free"
-    if limit is not None:
-        free = min(free, limit)
-        words += f", {limit / _GB:.1f} GB left of this container's limit"
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
+    group = _group_limit()
+    words = f"memory: {free / _GB:.1f} GB of {total / _GB:.1f} GB free"
+    if group is not None:
+        limit, left = group
+        total, free = min(total, limit), min(free, left)
+        words += f", {left / _GB:.1f} GB left of this container's {limit / _GB:.1f} GB"
+    if total < _RUN_BYTES:
+        return Finding(MISSING, words, f"the default run needs {_RUN_BYTES // _GB} GB")
     if free < _RUN_BYTES:
-        remedy = f"the default run needs {_RUN_BYTES // _GB} GB; end other programs"
-        return Finding(MISSING, words, remedy)
+        remedy = f"the default run needs {_RUN_BYTES // _GB} GB: end other programs"
+        return Finding(NOTE, words, remedy)
     return Finding(OK, words)
 
 
-def _group_limit() -> int | None:
-    """Bytes that the control group of this process may still take; None without a limit."""
+def _group_limit() -> tuple[int, int] | None:
+    """Bytes that the control group of this process may take, and those left; None: no limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
         return None
-    return max(0, int(limit) - used) if limit.isdigit() else None
+    return (int(limit), max(0, int(limit) - used)) if limit.isdigit() else None
 
 
 def _devices() -> Iterator[Finding]:
