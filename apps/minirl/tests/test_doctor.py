@@ -46,6 +46,11 @@ def test_a_remedy_stands_below_what_it_is_for():
 def cuda_machine(tmp_path, monkeypatch):
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(devices, "_NODES", {"cuda": str(tmp_path / "nvidiactl")})
+    monkeypatch.setattr(doctor_machine, "_NVIDIA", tmp_path)
+    (tmp_path / "gpus" / "0000:01").mkdir(parents=True)
+    (tmp_path / "gpus" / "0000:01" / "information").write_text("Model: \t NVIDIA H200\nIRQ: 1\n")
+    kernel = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+    (tmp_path / "version").write_text(kernel)
 
 
 @pytest.mark.usefixtures("cuda_machine")
@@ -61,7 +66,10 @@ def test_a_cuda_machine_with_the_cpu_build(monkeypatch):
     monkeypatch.setattr(devices, "_torch_knows_cuda", lambda: False)
     assert "torch without CUDA" in devices.unused_accelerator()
     monkeypatch.setattr(devices, "_torch_knows_cuda", lambda: True)
-    assert found(look_at_machine(), "devices: ").what == "devices: cuda (no names)"
+    assert (
+        found(look_at_machine(), "devices: ").what
+        == "devices: cuda (NVIDIA H200, driver 570.86.15)"
+    )
 
 
 def test_how_torch_was_built_is_read_without_importing_it(tmp_path, monkeypatch):

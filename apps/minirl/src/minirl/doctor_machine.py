@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -24,11 +25,14 @@ _PATH_BYTES = 40
 """Unix sockets below the temporary directory may have 107 bytes; Ray's need about 65."""
 _OPEN_FILES = 4096
 _PORTS = 32
+_NVIDIA = Path("/proc/driver/nvidia")
+"""Where NVIDIA's kernel module tells of itself and of its devices."""
 
 LIBRARIES: Mapping[str, tuple[str, str]] = {
     "libnuma.so.1": ("libnuma1", "vLLM's CPU build, Mooncake"),
     "libibverbs.so.1": ("libibverbs1", "Mooncake"),
-    "libgomp.so.1": ("libgomp1", "PyTorch's kernels on the CPU"),
+    "libcurl.so.4": ("libcurl4", "Mooncake"),
+    "libstdc++.so.6": ("libstdc++6", "PyTorch and every engine"),
 }
 """Debian packages of shared libraries that wheels link against and do not bring, and whose."""
 
@@ -103,10 +107,20 @@ def _names(device: str) -> list[str]:
     if device == "npu":
         return sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
     models = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+    for file in sorted(_NVIDIA.glob("gpus/*/information")):
         lines = file.read_text(errors="replace").splitlines()
         models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return models
+    return models + _driver()
+
+
+def _driver() -> list[str]:
+    """The version of NVIDIA's kernel module."""
+    try:
+        text = (_NVIDIA / "version").read_text(errors="replace")
+    except OSError:
+        return []
+    found = re.search(r"\b\d{3,}\.\d[\d.]*", text)
+    return [f"driver {found[0]}"] if found else []
 
 
 def _shared_memory(path: Path) -> Finding:

@@ -184,7 +184,8 @@ def _check_one_source(data: DataSettings) -> None:
     }
     given = [name for name, is_given in sources.items() if is_given]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+        msg = f"{' and '.join(given)} exclude each other; give one"
+        raise ConfigError(f"{msg} (a preset's is taken back by data.reasoning_gym=null)")
 
 
 def _load_raw(
