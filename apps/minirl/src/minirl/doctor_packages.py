@@ -5,7 +5,7 @@ counts as there when all that it asks for is installed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import (
     Distribution,
     EntryPoint,
@@ -27,6 +27,7 @@ _GROUPS = {
 }
 _NEEDED = (plugins.TRAIN_ENGINES, plugins.ROLLOUT_BACKENDS)
 """Without one of these there is no run."""
+_APP = "rl-minirl"
 _LIBRARIES = ("torch", "ray", "transformers")
 
 
@@ -44,6 +45,18 @@ def look_at_packages() -> Iterator[Finding]:
             if owner == group and name not in found:
                 state = MISSING if group in _NEEDED and not found else NOTE
                 yield Finding(state, f"{kind}: {name} is not installed", f"pip install {provider}")
+    for name, needs in _extras(distribution(_APP)).items():
+        yield _optional(name, needs)
+
+
+def _optional(name: str, needs: Sequence[Requirement]) -> Finding:
+    """An extra of the application itself."""
+    lacks = [lack for need in needs if (lack := _lacks(need))]
+    if lacks:
+        remedy = f"only if you want it: pip install '{_APP}[{name}]' ({', '.join(lacks)})"
+        return Finding(NOTE, f"optional: {name}", remedy)
+    versions = (f"{need.name} {distribution(need.name).version}" for need in needs)
+    return Finding(OK, f"optional: {name} ({', '.join(versions)})")
 
 
 def _library(name: str) -> Finding:
