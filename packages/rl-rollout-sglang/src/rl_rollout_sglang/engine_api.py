@@ -158,7 +158,6 @@ class SglangEngine:
         self, request: GenerateRequest, committed: PolicyVersion | None
     ) -> Completion:
         """Complete one request, admitted while `committed` was served; RolloutError."""
-        self._check_prompt(request)
         self._check_seed(request)
         vocab_size = self._manager.model_config.vocab_size
         arguments = trajectories.request_arguments(request, vocab_size)
@@ -168,15 +167,6 @@ class SglangEngine:
         if output is None:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return trajectories.completion_of(request, output, committed)
-
-    def _check_prompt(self, request: GenerateRequest) -> None:
-        size = self._manager.model_config.vocab_size
-        if not request.prompt_ids or not all(0 <= token < size for token in request.prompt_ids):
-            msg = (
-                f"request {request.request_id}: its prompt must be one or more token ids below "
-                f"{size}"
-            )
-            raise RolloutError(msg)
 
     def _check_seed(self, request: GenerateRequest) -> None:
         """Say once that seeds do not count where they do not."""
