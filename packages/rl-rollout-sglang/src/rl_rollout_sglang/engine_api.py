@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 HAS_BRACKET = hasattr(io_struct, "BeginWeightUpdateReqInput")
 POLL_S = 0.005
+REAP_S = 1.0
 FLUSH_S = 5.0
 """Seconds for requests in flight to end before a flush."""
 BELL_MS = 30_000
@@ -128,6 +129,10 @@ class SglangEngine:
         """Whether all of the engine's processes are there."""
         return not self._died.done()
 
+    async def ended(self) -> None:
+        """Return once one of the engine's processes has ended."""
+        await asyncio.shield(self._died)
+
     @property
     def last_words(self) -> str:
         """How the first of the engine's processes ended, and the errors that they logged last."""
@@ -148,7 +153,7 @@ class SglangEngine:
 
     def _note_death(self, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        process.join(0)
+        process.join(REAP_S)  # its end is seen a moment before its exit code
         if not self._died.done():
             self._died.set_result(f"process {process.pid} ended with exit code {process.exitcode}")
 

@@ -272,6 +272,11 @@ class VllmEngine:
         """Whether the engine's core still answers."""
         return not self._llm.errored
 
+    async def ended(self) -> None:
+        """Return once the engine's core has died; vLLM tells only who asks."""
+        while self.alive:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(DEATH_POLL_S)
+
     @property
     def client(self) -> AsyncLLM:
         """The engine client, for vLLM's own HTTP handlers."""
