@@ -83,6 +83,8 @@ VARIANTS = [
     bites("test_pause_wait_lets_requests_finish", broken.WaitAborts),
     bites("test_pause_keep_records_both_versions", broken.VersionReadAfterwards),
     bites("test_pause_keep_records_both_versions", broken.KeptRequestsKeepTheirKV),
+    bites("test_pause_in_place_records_both_versions", broken.KeptKVShared),
+    bites("test_pause_in_place_records_both_versions", broken.NothingKeptInPlace),
     bites("test_no_answer_mixes_versions", broken.RunsIntoUpdates),
     bites("test_released_resumed_updated_replica_serves", broken.ResumedWithoutDerived),
     bites("test_memory_is_freed", broken.FreesNothing, tag="kv_cache"),

@@ -1,8 +1,10 @@
 """What is particular to this engine: CPU patches, HTTP, refusals, the stream's far end."""
 
 import json
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import ManifestMismatchError, RolloutError, TransferError
+from rl_core.interfaces import PauseMode
 from rl_core.rollout.protocol import FromWorker, Offer
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.weight_set import leases
@@ -186,6 +189,24 @@ def test_answers_without_grouped_attention_are_the_same(dense, ask):
     for new, old in zip(after, before, strict=True):
         assert new.token_ids == old.token_ids
         assert new.log_probs == pytest.approx(old.log_probs, abs=1e-4)
+
+
+def test_what_is_paused_in_place_can_be_ended(dense, weight_sets, ask):
+    """SGLang's abort waits for a step that it does not take; a release would wait for ever."""
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, dense, sampling, [[5, 6, 7]])
+        time.sleep(0.2)
+        dense.adapters[0].pause(PauseMode.IN_PLACE, 30)
+        assert not running.done()
+        dense.adapters[0].release(["kv_cache"], 30)
+        [ended] = running.result(30)
+    assert ended.finish_reason == "abort"
+    assert ended.token_ids
+    dense.adapters[0].resume(["kv_cache"], 30)
+    dense.adapters[0].continue_(30)
+    dense.sync(weight_sets["dense"][0])
+    assert ask(dense, GREEDY)
 
 
 # -- HTTP

@@ -1,4 +1,4 @@
-"""SGLang's tokenizer manager, through which every request goes, with our checks.
+"""SGLang's tokenizer manager, through which every request goes, with our checks and cache keys.
 
 Whoever asks, by HTTP or by the handle, native or OpenAI-compatible: what goes to the schedulers is
 made by `_create_tokenized_object`. Imported in the server process only.
@@ -18,11 +18,18 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from rl_rollout_sglang import cpu_plugin
+from rl_rollout_sglang.cache_keys import keyed
 from rl_rollout_sglang.request_checks import RefusedRequestError, check_request, check_samples
 
 
 class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
-    """Refuses what the schedulers would die of; see `request_checks`."""
+    """Refuses what the schedulers would die of; see `request_checks`.
+
+    Attributes:
+        cache_epoch: of requests from here on; see `cache_keys`.
+    """
+
+    cache_epoch = 0
 
     def generate_request(self, obj: Any, request: Any = None) -> Any:
         """SGLang's answers to one request; RefusedRequestError."""
@@ -35,6 +42,7 @@ class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
             _check_types(request)
             seeded = cpu_plugin.active("seeded_sampling")
             check_request(request, self.model_config.vocab_size, seeded=seeded)
+            request.extra_key = keyed(self.cache_epoch, request.extra_key)
         return request
 
 

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 HAS_BRACKET = hasattr(io_struct, "BeginWeightUpdateReqInput")
 POLL_S = 0.005
 REAP_S = 1.0
+SCHEDULER_PAUSES = {PauseMode.KEEP: "retract", PauseMode.IN_PLACE: "in_place"}
+"""SGLang's names of the pauses that its schedulers carry out."""
+
 FLUSH_S = 5.0
 """Seconds for requests in flight to end before a flush."""
 BELL_MS = 30_000
@@ -72,6 +75,7 @@ class SglangEngine:
         self._died = asyncio.get_running_loop().create_future()
         self._on_cpu = False
         self._said_seeds = False
+        self._in_place = False
         self.workers: list[dict[str, int]] = []
         self.load_path = load_path(config.load_path)
 
@@ -190,16 +194,22 @@ class SglangEngine:
         return task.result()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop scheduling; kept requests give their KV up and compute it again later."""
+        """Stop scheduling; kept requests compute their KV again later, unless it is in place."""
         with _translated("pause"):
-            if mode is PauseMode.KEEP:
-                await self._manager.pause_generation(
-                    io_struct.PauseGenerationReqInput(mode="retract")
-                )
+            if mode in SCHEDULER_PAUSES:
+                await self._pause_schedulers(mode)
                 return
+            if self._in_place:
+                # They would never end: what is paused in place takes no step, not even its last.
+                await self._pause_schedulers(PauseMode.KEEP)
             async with self._manager.is_pause_cond:
                 self._manager.is_pause = True
             await self._while_alive(self._drain(abort=mode is PauseMode.ABORT))
+
+    async def _pause_schedulers(self, mode: PauseMode) -> None:
+        request = io_struct.PauseGenerationReqInput(mode=SCHEDULER_PAUSES[mode])
+        await self._while_alive(self._manager.pause_generation(request))
+        self._in_place = mode is PauseMode.IN_PLACE
 
     async def _drain(self, *, abort: bool) -> None:
         """Wait until no request is in the engine, ending them if asked."""
@@ -211,15 +221,24 @@ class SglangEngine:
 
     async def resume(self) -> None:
         """Schedule again."""
+        self._in_place = False
         with _translated("resume"):
             await self._manager.continue_generation(
                 io_struct.ContinueGenerationReqInput(torch_empty_cache=False)
             )
 
     async def clear_kv_cache(self) -> None:
-        """Drop cached prefixes; RolloutError unless the engine confirms it."""
+        """Drop cached prefixes; RolloutError unless the engine confirms it.
+
+        Requests that are paused in place keep their own. Nobody else reaches it (`cache_keys`).
+        """
+        self._manager.cache_epoch += 1
+        if self._in_place:
+            await self.call("begin_cache_epoch", self._manager.cache_epoch)
         with _translated("flush"):
             output = await self._while_alive(self._manager.flush_cache())
+            if not output.success and self._in_place:
+                return
             if not output.success:
                 # Requests that were just answered count as running until the next batch is made.
                 output = await self._while_alive(self._manager.flush_cache(timeout_s=FLUSH_S))

@@ -19,6 +19,7 @@ from rl_core.deadlines import Deadline
 from rl_core.rollout import process_watch
 from rl_core.rollout.weight_loading import Session, answer_update
 from rl_rollout_sglang import cpu_plugin, live_digests, live_weights
+from rl_rollout_sglang.cache_keys import rekeyed
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
 from rl_rollout_sglang.scheduler_protocol import BELL, SEGMENTS, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
@@ -66,6 +67,11 @@ class SchedulerExtension:
         """Allocate it again."""
         for tag in tags:
             self._memory.resume(tag)
+
+    def begin_cache_epoch(self, epoch: int) -> None:
+        """Let requests that came and have not begun share no prefix of older epochs."""
+        for request in self._scheduler.waiting_queue:
+            request.extra_key = rekeyed(epoch, request.extra_key or "")
 
     def device_free(self) -> int:
         """Bytes that are free on this rank's accelerator."""

@@ -32,6 +32,7 @@ class RolloutCapability(StrEnum):
     PAUSE_ABORT = "pause mode abort"
     PAUSE_WAIT = "pause mode wait"
     PAUSE_KEEP = "pause mode keep"
+    PAUSE_IN_PLACE = "pause mode in_place"
     KEEP_RECOMPUTES = "kept requests compute their KV again under the new version"
     PREFIX_CACHE = "caches prefixes"
     SEEDS = "per-request seeds reproduce"
