@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -110,6 +111,11 @@ class SchedulerExtension:
         """Flip one bit of a live tensor of one rank (tests only)."""
         if rank == int(get_parallel().tp_rank):
             live_digests.flip(self._model, name, position)
+
+    def experiment(self, file: str, name: str) -> Any:
+        """What a function of a Python file says of this rank's scheduler (tests only)."""
+        function: Any = runpy.run_path(file)[name]
+        return function(self._scheduler)
 
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""
