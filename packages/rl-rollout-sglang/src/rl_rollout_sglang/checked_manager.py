@@ -20,6 +20,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.cache_keys import keyed
 from rl_rollout_sglang.request_checks import RefusedRequestError, check_request, check_samples
+from rl_rollout_sglang.seed_notice import SeedNotice
 
 
 class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
@@ -27,9 +28,11 @@ class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
 
     Attributes:
         cache_epoch: of requests from here on; see `cache_keys`.
+        seeds: looks at the seed of every request.
     """
 
     cache_epoch = 0
+    seeds = SeedNotice(honoured=True)
 
     def generate_request(self, obj: Any, request: Any = None) -> Any:
         """SGLang's answers to one request; RefusedRequestError."""
@@ -42,6 +45,7 @@ class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
             _check_types(request)
             seeded = cpu_plugin.active("seeded_sampling")
             check_request(request, self.model_config.vocab_size, seeded=seeded)
+            self.seeds.see(request.sampling_params.sampling_seed)
             request.extra_key = keyed(self.cache_epoch, request.extra_key)
         return request
 

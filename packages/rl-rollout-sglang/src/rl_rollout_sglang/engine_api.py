@@ -26,6 +26,7 @@ from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup
 from rl_rollout_sglang.scheduler_link import SchedulerLink
 from rl_rollout_sglang.scheduler_protocol import BELL
+from rl_rollout_sglang.seed_notice import SeedNotice
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,6 @@ class SglangEngine:
         self._calling = asyncio.Lock()
         self._died = asyncio.get_running_loop().create_future()
         self._on_cpu = False
-        self._said_seeds = False
         self._in_place = False
         self.workers: list[dict[str, int]] = []
         self.load_path = load_path(config.load_path)
@@ -105,6 +105,8 @@ class SglangEngine:
     async def _attach(self, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
         self._manager.signal_handler_class = _QuietSignals
+        deterministic = bool(self._engine.server_args.enable_deterministic_inference)
+        self._manager.seeds = SeedNotice(honoured=on_cpu or deterministic)
         self._manager.auto_create_handle_loop()
         loop = asyncio.get_running_loop()
         for process in self._engine.processes:
@@ -167,7 +169,6 @@ class SglangEngine:
         self, request: GenerateRequest, committed: PolicyVersion | None
     ) -> Completion:
         """Complete one request, admitted while `committed` was served; RolloutError."""
-        self._check_seed(request)
         vocab_size = self._manager.model_config.vocab_size
         arguments = trajectories.request_arguments(request, vocab_size)
         stream = self._manager.generate_request(io_struct.GenerateReqInput(**arguments), None)
@@ -176,13 +177,6 @@ class SglangEngine:
         if output is None:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return trajectories.completion_of(request, output, committed)
-
-    def _check_seed(self, request: GenerateRequest) -> None:
-        """Say once that seeds do not count where they do not."""
-        if request.sampling.seed is None or self._on_cpu or self._said_seeds:
-            return
-        self._said_seeds = True
-        logger.warning("SGLang ignores the seeds of requests on this device")
 
     async def _while_alive(self, work: Any) -> Any:
         """The result of `work`, or RolloutError as soon as the engine has died."""
