@@ -20,7 +20,7 @@ READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
-    "uv pip install --overrides tools/cpu-overrides.txt packages/* apps/* "
+    "uv pip install --overrides tools/cpu-overrides.txt packages/* 'apps/minirl[reasoning-gym]' "
     "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' "
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
