@@ -25,6 +25,9 @@ ELSEWHERE = {
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
+    "uv pip install --no-config packages/* apps/minirl": "tests/test_beside_engines.py",
+    "python -m minirl.main doctor": "tests/test_smoke_script.py",
+    "bash tools/npu_smoke.sh MODEL npu": "tests/test_smoke_script.py",
     "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
     "uv run apps/minirl data.task=task.py": "tests/test_late_replica.py",
     "uv run apps/minirl show RUN": "tests/test_default_run.py",

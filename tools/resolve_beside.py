@@ -31,19 +31,22 @@ def beside(engine: str) -> tuple[set[str], set[str]]:
     ResolutionError if ours cannot be added without a change.
     """
     with tempfile.TemporaryDirectory() as directory:
-        there = _resolved(Path(directory), [engine])
-        ours = [str(path) for path in OURS]
-        added = _resolved(Path(directory), [*ours, *sorted(there)]) - there
+        wanted = Path(directory) / "wanted.in"
+        there = _resolved(wanted, [engine])
+        added = _resolved(wanted, [*map(str, OURS), *sorted(there)]) - there
     return there, {line for line in added if "==" in line}
 
 
-def _resolved(directory: Path, requirements: list[str]) -> set[str]:
-    """Pinned requirements; in a directory that is no part of the workspace and its overrides."""
-    (directory / "wanted.in").write_text("\n".join(requirements))
-    command = ("uv", "pip", "compile", "-q", "--no-sources", "--no-header", "--no-annotate")
+def _resolved(wanted: Path, requirements: list[str]) -> set[str]:
+    """Pinned requirements, resolved as the README installs: from the checkout, `--no-config`.
+
+    Without it uv would apply the overrides of the workspace, which are for the CPU.
+    """
+    wanted.write_text("\n".join(requirements))
+    command = ("uv", "pip", "compile", "--no-config", "-q", "--no-header", "--no-annotate")
     done = subprocess.run(
-        [*command, *PLATFORM, "wanted.in"],
-        cwd=directory,
+        [*command, *PLATFORM, str(wanted)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
