@@ -20,7 +20,7 @@ from rl_core.rollout.protocol import (
     UpdateResult,
 )
 from rl_core.testing.rollout_case import GREEDY
-from rl_core.trajectory import SamplingParams
+from rl_core.trajectory import GenerateRequest, SamplingParams
 from rl_rollout_vllm.probe import probe
 
 pytestmark = pytest.mark.engine
@@ -146,15 +146,20 @@ def test_the_plain_path_refuses_packed_layers(engines, weight_sets, model_dirs):
 
 
 def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
+    """Also requests that were to be kept over the update end then."""
     weights = weight_sets["dense"][1]
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    kept = dense.server.submit("generate", [GenerateRequest("kept", [5, 6], sampling)])
     with Listener() as listener:
         key = new_key()
-        offer = Offer(0, listener.address, key, weights.manifest(dense.next_version()), 60.0)
+        manifest = weights.manifest(dense.next_version())
+        offer = Offer(0, listener.address, key, manifest, 60.0, PauseMode.KEEP)
         pending = dense.server.submit("receive_update", offer)
         listener.accept(key, FromWorker, Deadline.after(30)).close()
         with pytest.raises(TransferError, match="closed"):
             pending.result(20)
     assert dense.state()["phase"] == "fenced"
+    assert kept.result(20)[0].finish_reason == "abort"
     dense.sync(weight_sets["dense"][0])
 
 

@@ -118,6 +118,8 @@ class RolloutConfig:
     """Separate mode: begin as soon as so many replicas answer; null waits for all."""
     on_replica_failure: str = "abort"
     """abort | continue (separate mode: without the replica that failed, while there are others)."""
+    on_update: str = "abort"
+    """abort | wait | keep: what happens to requests in flight when a weight sync begins."""
 
 
 @dataclass

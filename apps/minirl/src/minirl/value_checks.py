@@ -20,6 +20,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
     "rollout.dtype": ("float32", "bfloat16", "float16"),
     "rollout.on_replica_failure": ("abort", "continue"),
+    "rollout.on_update": ("abort", "wait", "keep"),
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
     "data.on_long_prompt": POLICIES,

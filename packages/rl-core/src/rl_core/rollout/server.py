@@ -186,10 +186,12 @@ class RolloutServer(ABC):
         self._check_running()
         return await self._updates.receive(offer)
 
-    async def receive_directory(self, path: str, manifest: Manifest, seconds: float) -> LoadReport:
+    async def receive_directory(
+        self, path: str, manifest: Manifest, seconds: float, on_update: PauseMode = PauseMode.ABORT
+    ) -> LoadReport:
         """Load a directory into all ranks; see `WeightUpdates.receive_directory`."""
         self._check_running()
-        return await self._updates.receive_directory(path, manifest, seconds)
+        return await self._updates.receive_directory(path, manifest, seconds, PauseMode(on_update))
 
     async def commit(self, version: PolicyVersion) -> None:
         """Serve `version`; see `WeightUpdates.commit`."""

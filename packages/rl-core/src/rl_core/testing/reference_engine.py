@@ -82,6 +82,18 @@ class ReferenceEngine:
         self.version = version
         await self._wake()
 
+    async def quieten(self, mode: PauseMode, limit_s: float) -> None:
+        """`close` for an update; unless paused, requests in flight end or stay as `mode` says."""
+        if self.paused or mode is PauseMode.ABORT:
+            self.close()
+            return
+        if mode is PauseMode.WAIT:
+            try:
+                await self.pause(mode, limit_s)
+            finally:
+                self._paused = None
+        self.version = None
+
     def close(self) -> None:
         """Schedule nothing until a version is set; unless paused, end what is in flight."""
         self.version = None
