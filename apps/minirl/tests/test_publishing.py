@@ -157,6 +157,26 @@ def test_what_fails_at_the_trainer_is_no_replicas_fault(make_fleet):
             fleet.ask_server(replica, server)
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_whatever_ends_a_sync_leaves_a_record(make_fleet, monkeypatch, kind):
+    """Also a defect in the controller, and somebody who ends the run."""
+    fleet = make_fleet(goes_on=True)
+    fleet.publish(0)
+
+    def broken(*arguments):
+        raise kind("in the middle")
+
+    monkeypatch.setattr(fleet.sync.live, "verify", broken)
+    with pytest.raises(kind):
+        fleet.publish(1)
+    record = fleet.sync.records[-1]
+    assert (record.version, record.error) == ("e1.s1", f"{kind.__name__}: in the middle")
+    assert record.weights_digest is None
+    for replica, server in enumerate(fleet.servers):
+        with pytest.raises(RolloutError, match=r"fenced|between versions"):
+            fleet.ask_server(replica, server)
+
+
 @pytest.mark.parametrize("kind", [TransferError, TransferTimeoutError])
 def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch, kind):
     """A receiver that only says that a transfer failed does not say that it was its own fault."""

@@ -2,15 +2,17 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from minirl.light_check import check_verified, counted, slowest
 from minirl.perturbation import PERTURBED, Perturbation, Proof
-from minirl.replica_faults import faults_of, receiver_name
+from minirl.replica_faults import faults_of
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order, SyncRecord
-from rl_core.errors import MiniRLError, VerificationError
+from rl_core.errors import MiniRLError
 from rl_core.interfaces import LoadReport
 from rl_core.logs import kv
 from rl_core.tensor_counts import TensorCounts
@@ -173,12 +175,25 @@ class WeightSync(ABC):
             self._carry_out(record, version, clock, proof)
         except (MiniRLError, TimeoutError) as error:
             failure = error
-            loaded = record.replicas if self.rollout.goes_on else None
-            reason = f"sync of {version} failed: {error}"
-            self.rollout.fence(reason, _FENCE_TIMEOUT_S, loaded)
             self._note_failure(record, error)
-        self._keep(record, clock)
+            self._fence(record, error, record.replicas if self.rollout.goes_on else None)
+        except Exception as error:
+            # A defect of ours: nothing is known of what it left, so nobody answers.
+            self._note_failure(record, error)
+            self._fence(record, error)
+            raise
+        except BaseException as error:  # the run is ended, and with it the replicas
+            self._note_failure(record, error)
+            raise
+        finally:
+            self._keep(record, clock)
         return failure
+
+    def _fence(
+        self, record: SyncRecord, error: Exception, replicas: Sequence[int] | None = None
+    ) -> None:
+        reason = f"sync of {record.version} failed: {error}"
+        self.rollout.fence(reason, _FENCE_TIMEOUT_S, replicas)
 
     def _go_on_without(self, record: SyncRecord, failure: Exception) -> None:
         """Give up who failed. Errors: `failure`, if that is not to be or cannot be told."""
@@ -190,7 +205,7 @@ class WeightSync(ABC):
             if why is not None:
                 record.given_up[replica] = why
         if not record.given_up:
-            self.rollout.fence(f"sync of {record.version} failed: {failure}", _FENCE_TIMEOUT_S)
+            self._fence(record, failure)
             _logger.error("which replica the sync failed at cannot be told: the run stops")
             raise failure
         for replica, why in record.given_up.items():
@@ -252,13 +267,13 @@ class WeightSync(ABC):
     def _check_light(self, record: SyncRecord, version: PolicyVersion, moved: Moved) -> None:
         reports = moved.reports
         record.payload_bytes = reports[0].nbytes
-        record.phases = _slowest(reports)
+        record.phases = slowest(reports)
         if self.settings.verify_light:
-            record.light = msgspec.structs.asdict(_counted(reports))
-            _check_verified(moved, self.digest_of(version))
+            record.light = msgspec.structs.asdict(counted(reports))
+            check_verified(moved, self.digest_of(version))
             _logger.info("Light transfer verification passed: %s", kv(**record.light))
 
-    def _note_failure(self, record: SyncRecord, error: Exception) -> None:
+    def _note_failure(self, record: SyncRecord, error: BaseException) -> None:
         """Of a failure in the middle of a transfer only the rank is known that it comes from."""
         record.error = f"{type(error).__name__}: {error}"
         record.payload_bytes = 0
@@ -299,42 +314,3 @@ class WeightSync(ABC):
                 gb_per_s=record.payload_bytes / record.seconds / _GIGA,
             ),
         )
-
-
-def _check_verified(moved: Moved, published: str | None) -> None:
-    """Every rank must have recomputed every digest, and all must agree on the whole.
-
-    Also with what was sent, if that is known, and with what was `published` under that version
-    before, if it was.
-    """
-    reports = moved.reports
-    digests = {report.weights_digest for report in reports}
-    clean = all(report.counts.clean for report in reports)
-    sent = {moved.digest} if moved.digest is not None else digests
-    if not clean or None in digests or len(digests) != 1 or digests != sent:
-        counts = [report.counts for report in reports]
-        msg = f"light verification is incomplete, or ranks differ; by rank {counts}, {digests}"
-        raise VerificationError(msg).blaming(_differing(moved))
-    if published is not None and digests != {published}:
-        msg = f"{reports[0].version} was published with digest {published}, now it has {digests}"
-        raise VerificationError(msg)
-
-
-def _differing(moved: Moved) -> str:
-    """The first receiver whose report is not what was sent; empty where that cannot be told."""
-    for rank, report in zip(moved.ranks, moved.reports, strict=False):
-        other = moved.digest is not None and report.weights_digest != moved.digest
-        if other or not report.counts.clean:
-            return receiver_name(rank)
-    return ""
-
-
-def _counted(reports: list[LoadReport]) -> TensorCounts:
-    """Tensors of all ranks together, by how their verification ended."""
-    return sum((report.counts for report in reports), TensorCounts())
-
-
-def _slowest(reports: list[LoadReport]) -> dict[str, float]:
-    """Phases inside the engine ranks, the slowest rank's."""
-    names = {name for report in reports for name in report.seconds}
-    return {name: max(r.seconds.get(name, 0.0) for r in reports) for name in sorted(names)}
