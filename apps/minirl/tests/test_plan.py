@@ -68,6 +68,7 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["config=separate", "rollout.min_replicas=0"], ["min_replicas=0", "at least 1"]),
         (["config=separate", "rollout.min_replicas=2"], ["min_replicas=2", "at most 1"]),
         (["rollout.on_replica_failure=contine"], ["failure=contine", "nearest is continue"]),
+        (["rollout.stall_timeout_s=0"], ["stall_timeout_s=0", "greater than 0"]),
         (["rollout.on_update=kepp"], ["on_update=kepp", "nearest is keep"]),
         (["rollout.on_update=keep"], ["on_update=keep", "free_cache_engine=false"]),
         (["rollout.on_replica_failure=continue"], ["on_replica_failure=continue", "separate"]),

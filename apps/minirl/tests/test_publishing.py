@@ -1,10 +1,13 @@
 """A publish with a fault at one replica of two: what is served, and by whom."""
 
+import asyncio
+
 import pytest
 import two_replicas
 from publish_faults import FAULTS, dies, flipped, raises, refuses
 from two_replicas import LIMIT_S, QKV, Fleet, request
 
+from minirl.generation_watch import StalledError
 from rl_core.errors import (
     DigestMismatchError,
     MiniRLError,
@@ -242,6 +245,51 @@ def test_unless_told_otherwise_a_death_in_generation_stops_the_run(make_fleet):
     fleet.servers[1].kill()
     with pytest.raises(TransferError):
         fleet.ask()
+    assert fleet.manager.given_up == {}
+
+
+STALL_S = 1.0
+
+
+def hangs(fleet, victim):
+    """It answers whatever costs nothing, and schedules no request."""
+    fleet.servers[victim]._object._engine._may_step = lambda: False
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_makes_no_token_is_given_up(make_fleet, victim):
+    fleet = make_fleet(goes_on=True, stall_s=STALL_S)
+    fleet.publish(0)
+    before = fleet.ask()
+    hangs(fleet, victim)
+    assert fleet.ask() == before
+    assert "no token for 1 s" in fleet.manager.given_up[victim]
+    with pytest.raises(RolloutError, match=rf"replica {victim} is fenced: .*no token"):
+        fleet.ask_server(victim, fleet.servers[victim])
+
+
+def test_unless_told_otherwise_one_that_makes_no_token_stops_the_run(make_fleet):
+    fleet = make_fleet(goes_on=False, stall_s=STALL_S)
+    fleet.publish(0)
+    hangs(fleet, 1)
+    with pytest.raises(StalledError, match="replica 1: it has made no token for 1 s"):
+        fleet.ask()
+    assert fleet.manager.given_up == {}
+
+
+def test_one_that_is_slow_is_waited_for(make_fleet):
+    """It takes several times as long as it may be silent."""
+    fleet = make_fleet(goes_on=True, stall_s=STALL_S)
+    fleet.publish(0)
+    engine = fleet.servers[1]._object._engine
+    wake = engine._wake
+
+    async def wake_later():
+        await asyncio.sleep(0.5 * STALL_S)
+        await wake()
+
+    engine._wake = wake_later
+    fleet.ask([request("a"), request("b")])
     assert fleet.manager.given_up == {}
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecut
 from minirl import checkpoint_manager, worker_calls
 from minirl.checkpoint_manager import CheckpointEngineManager
 from minirl.checkpoint_worker import CheckpointWorker
+from minirl.generation_watch import GenerationLimits
 from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.ray_launcher import MemberDiedError
 from minirl.resource_pool import Bundle, ResourcePool
@@ -174,11 +175,16 @@ class Fleet:
         goes_on: as `rollout.on_replica_failure`.
         late: whether replica 1 comes up only when `gate` is set.
         verify_every: every n-th sync is verified live.
+        stall_s: as `rollout.stall_timeout_s`.
     """
 
-    def __init__(self, path, *, goes_on, late=False, verify_every=1):
+    def __init__(self, path, *, goes_on, late=False, verify_every=1, stall_s=LIMIT_S):
         self.manager = RolloutManager(
-            "reference", {"tensor_model_parallel_size": 1}, ThreadLauncher(), goes_on=goes_on
+            "reference",
+            {"tensor_model_parallel_size": 1},
+            ThreadLauncher(),
+            goes_on=goes_on,
+            limits=GenerationLimits(LIMIT_S, stall_s),
         )
         pool = ResourcePool("rollout", 2, "cpu")
         pool.bundles = [Bundle(rank, "node", "127.0.0.1", rank) for rank in range(2)]

@@ -94,11 +94,21 @@ def ask_everything(started):
     started.adapters[0].generate(requests, 60)
 
 
+def underway(started):
+    """A long request, of which some tokens are there; that is told before it ends."""
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    before = started.adapters[0].tokens_made(30)
+    running = started.server.submit("generate", [GenerateRequest("long", [5, 6], sampling)])
+    end = Deadline.after(30)
+    while not 0 < started.adapters[0].tokens_made(30) - before < 900:
+        end.check("a token of a long request")
+    return running
+
+
 def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
     """Also requests that were to be kept over the update end then."""
     weights = weight_sets["dense"][1]
-    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
-    kept = dense.server.submit("generate", [GenerateRequest("kept", [5, 6], sampling)])
+    kept = underway(dense)
     with Listener() as listener:
         key = new_key()
         manifest = weights.manifest(dense.next_version())

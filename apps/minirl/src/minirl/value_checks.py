@@ -56,6 +56,8 @@ _POSITIVE = (
     "actor.optimizer_config.max_grad_norm",
     "rollout.temperature",
     "rollout.start_timeout_s",
+    "rollout.generate_timeout_s",
+    "rollout.stall_timeout_s",
     "checkpoint_engine.timeout_s",
     "checkpoint_engine.debug.perturb_delta",
     "algorithm.clip_ratio",

@@ -160,6 +160,11 @@ class VllmEngine:
             )
             raise RolloutError(msg)
 
+    def tokens_underway(self) -> int:
+        """Tokens of unfinished requests, which the core tells of after every step."""
+        states = self._llm.output_processor.request_states.values()
+        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; the KV cache is dropped unless requests are kept.
 

@@ -28,6 +28,7 @@ from rl_core.interfaces.rollout import (
     RolloutBackend,
     SupportsLiveContent,
     SupportsLiveDigests,
+    SupportsProgress,
 )
 from rl_core.interfaces.training import (
     SupportsFileCheck,
@@ -77,6 +78,7 @@ __all__ = [
     "SupportsLiveContent",
     "SupportsLiveDigests",
     "SupportsPerturbation",
+    "SupportsProgress",
     "SupportsReference",
     "TensorStream",
     "TrainBackend",

@@ -244,6 +244,18 @@ class LiveWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @runtime_checkable
+class SupportsProgress(Protocol):
+    """A rollout adapter whose replica tells how far it is with what it was asked for."""
+
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began, of all requests, also of those under way.
+
+        As far as the engine has told its server: it may do so only after some tens of tokens.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsLiveDigests(Protocol):
     """A rollout adapter whose engine can digest what it really holds."""
 

@@ -121,6 +121,11 @@ class StreamingAdapter(RolloutAdapter):
         completions: list[Completion] = self._call("generate", list(requests), timeout=timeout)
         return completions
 
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began, of all requests, also of those under way."""
+        count: int = self._call("tokens_made", timeout=timeout)
+        return count
+
     def clear_kv_cache(self, timeout: float) -> None:
         """Drop cached prefixes; RolloutError unless the engine confirms it."""
         self._call("clear_kv_cache", timeout=timeout)

@@ -74,6 +74,11 @@ class ReferenceAdapter(RolloutAdapter):
         """Refuse requests, with `reason`."""
         self._call("fence", reason, timeout=timeout)
 
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began."""
+        count: int = self._call("tokens_made", timeout=timeout)
+        return count
+
     def clear_kv_cache(self, timeout: float) -> None:
         """Drop cached prefixes."""
         self._call("clear_kv_cache", timeout=timeout)

@@ -23,6 +23,7 @@ class ReferenceEngine:
         self.ranks = ranks
         self.kv = kv
         self.version: PolicyVersion | None = None
+        self.tokens_made = 0
         self._queue: list[QueuedRequest] = []
         self._paused: PauseMode | None = None
         self._draining: list[QueuedRequest] = []
@@ -156,6 +157,7 @@ class ReferenceEngine:
         token, log_prob = sample(scores, sampling, queued.generator)
         queued.versions.append(self.label(queued))
         queued.tokens.append(token)
+        self.tokens_made += 1
         queued.log_probs.append(log_prob)
         if token == EOS and not sampling.ignore_eos:
             self._end(queued, "stop")

@@ -77,6 +77,10 @@ class ReferenceServer:
                 raise ReplicaFencedError(f"{self._name}: its KV cache is released; resume it")
             return await self._engine.generate(requests)
 
+    def tokens_made(self) -> int:
+        """Tokens since the start, of all requests, also of those under way."""
+        return self._engine.tokens_made
+
     async def pause(self, mode: PauseMode, limit_s: float) -> None:
         """Stop scheduling; new requests queue."""
         await self._engine.pause(mode, limit_s)
