@@ -11,6 +11,7 @@ from minirl.generation_watch import StalledError
 from rl_core.errors import (
     DigestMismatchError,
     MiniRLError,
+    ReplicaFencedError,
     RolloutError,
     TransferError,
     TransferTimeoutError,
@@ -226,6 +227,30 @@ def test_a_newcomer_that_fails_is_given_up_and_the_others_serve_on(make_fleet, m
     assert (record.phase, list(record.given_up)) == ("joining", [1])
     assert fleet.sync.catch_up(PolicyVersion(1, 0)) is None
     assert {str(versions) for versions, _ in fleet.ask()} == {"{'e1.s0'}"}
+
+
+def test_a_newcomer_answers_nothing_before_it_was_verified(make_fleet, monkeypatch):
+    """Not even whoever asks it directly, when it has loaded all; the others go on meanwhile."""
+    fleet = make_fleet(goes_on=True, late=True, verify_every=9)
+    fleet.publish(0)
+    served = fleet.ask()
+    verify, seen = fleet.sync.live.verify, []
+
+    def looked_at(*arguments):
+        with pytest.raises(ReplicaFencedError, match="replica 1"):
+            fleet.ask_server(1, fleet.servers[1])
+        seen.append(fleet.ask())
+        return verify(*arguments)
+
+    fleet.come_up()
+    monkeypatch.setattr(fleet.sync.live, "verify", looked_at)
+    record = fleet.sync.catch_up(PolicyVersion(1, 0))
+    assert seen == [served]
+    assert (record.phase, record.replicas, record.error) == ("joining", [1], None)
+    assert record.live["matched"] > 0
+    assert [{str(*versions)} for _, versions, _ in fleet.ask_server(1, fleet.servers[1])] == [
+        {"e1.s0"}
+    ]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
