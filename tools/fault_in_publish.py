@@ -1,6 +1,9 @@
-"""A fault at each step of a publish, at one vLLM replica of two: what the run makes of it.
+"""A fault at each step of a publish, at one replica of two: what the run makes of it.
 
-    uv run tools/fault_in_publish.py [continue|abort] [hccl|mooncake|disk] [POINT ...]
+    uv run tools/fault_in_publish.py [POLICY] [TRANSPORT] [ENGINE] [tp2] [POINT ...]
+
+POLICY: continue (default) or abort. TRANSPORT: hccl (default), mooncake or disk. ENGINE: vllm
+(default) or sglang. With `tp2` each replica has two ranks, of which the last one is harmed.
 
 For each point of `tests/faulty_replica_run.py`: how the run ended, who was given up, the syncs, and
 the versions in `trajectories.jsonl`. Exit code 1 unless every token there is of a version that was
@@ -22,6 +25,7 @@ from whole_runs import VERIFIED, Run, Runner
 PROGRAM = Path(__file__).resolve().parent.parent / "tests" / "faulty_replica_run.py"
 STEPS, PROMPTS, COPIES = 3, 32, 4
 LIMIT_S = 400
+STALL_S = 15
 CLOSE = 1e-4
 """Largest difference of log-probabilities between the engine and the trainer, for one version."""
 
@@ -92,12 +96,15 @@ def main() -> int:
     words = sys.argv[1:]
     policy = "abort" if "abort" in words else "continue"
     transport = next((word for word in words if word in ("mooncake", "disk")), "hccl")
+    engine = "sglang" if "sglang" in words else "vllm"
+    tp_size = 2 if "tp2" in words else 1
     good = True
     for point in [word for word in words if word in POINTS] or POINTS:
         with tempfile.TemporaryDirectory(prefix="fp-") as directory:
             runner = Runner(Path(directory))
             try:
                 given = arguments(policy, transport, directory)
+                given += replicas(engine, tp_size)
                 run = runner.complete(point, *given, program=PROGRAM, timeout=LIMIT_S)
                 wrong = problems(run, goes_on=policy == "continue")
                 line = row(run)
@@ -119,7 +126,6 @@ def arguments(policy: str, transport: str, directory: str) -> tuple[str, ...]:
         f"checkpoint_engine.backend={transport}",
         f"checkpoint_engine.root_dir={directory}/exchange",
         f"rollout.on_replica_failure={policy}",
-        "cluster.rollout.n_gpus_per_node=2",
         "cluster.actor.n_gpus_per_node=1",
         "actor.engine_config.fsdp_size=1",
         f"trainer.total_training_steps={STEPS}",
@@ -129,6 +135,16 @@ def arguments(policy: str, transport: str, directory: str) -> tuple[str, ...]:
         "checkpoint_engine.update_weights_bucket_megabytes=1",
         "checkpoint_engine.debug.verify_replicas=all",
         *VERIFIED,
+    )
+
+
+def replicas(engine: str, tp_size: int) -> tuple[str, ...]:
+    """Of two replicas, one of which may be silent for a while only."""
+    return (
+        f"rollout.name={engine}",
+        f"rollout.tensor_model_parallel_size={tp_size}",
+        f"cluster.rollout.n_gpus_per_node={2 * tp_size}",
+        f"rollout.stall_timeout_s={STALL_S}",
     )
 
 

@@ -105,6 +105,21 @@ def test_released_weights_have_no_digests(dense, weight_sets):
     dense.sync(weight_sets["dense"][0])
 
 
+# -- calls on the ranks
+
+
+def test_what_one_rank_fails_at_does_not_shift_the_answers_of_the_others(engines, weight_sets):
+    """vLLM stops reading at the first rank that raises."""
+    started = engines("tied")
+    started.sync(weight_sets["tied"][0])
+    before = started.worker("rl_live_digests")
+    assert len(before) == 2
+    for rank in (0, 1):
+        with pytest.raises(RolloutError, match=f"'rl_flip' failed on rank {rank}: .*nonsense"):
+            started.worker("rl_flip", rank, "nonsense", 0.5)
+        assert started.worker("rl_live_digests") == before
+
+
 # -- load paths
 
 

@@ -202,9 +202,15 @@ class VllmEngine:
     # -- processes
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of our worker extension on every rank; results in rank order."""
-        results: list[Any] = await self._ask(method, "collective_rpc", method, args=args)
-        return results
+        """Call a method of our worker extension on every rank; results in rank order.
+
+        Errors: RolloutError, naming the first rank that failed.
+        """
+        answers = await self._ask(method, "collective_rpc", "rl_answer", args=(method, args))
+        for rank, (good, value) in enumerate(answers):
+            if not good:
+                raise RolloutError(f"{method!r} failed on rank {rank}: {value}")
+        return [value for _, value in answers]
 
     async def update(self, requests: Sequence[bytes]) -> list[bytes]:
         """Run one weight update on every rank; an encoded `UpdateResult` of each."""
