@@ -86,14 +86,32 @@ class CheckpointEngineManager(WeightSync):
         with clock.phase("transfer"):
             return self._move(manifest, ranks, live=order.live)
 
+    def transfer_kept(self, order: Order, clock: Clock) -> Moved:
+        """Every receiver reads the version again, if its checkpoint engine keeps it."""
+        ranks = self.rollout.receiving
+        self._taking_part = []  # in no transfer: there is nothing to finalize
+        self._witnesses.clear()
+        self._unclosed.clear()
+        timeout_s = self.settings.timeout_s
+        with clock.phase("transfer"):
+            manifest = self._manifest(order.version)
+            calls = self._receivers.submit_each(
+                "reload_weights", lambda _: (manifest, timeout_s), ranks
+            )
+            reports = wait_all(
+                "putting a version back", calls, timeout_s + _ANSWER_S, self._witnesses
+            )
+        return Moved(reports, ranks=ranks)
+
     def close(self, clock: Clock, *, success: bool) -> None:
         """Finalize the engines of all who took part.
 
         Only then a version counts as received, so that one which was not committed may be sent
         again.
         """
-        with clock.phase("finalize"):
-            self._finalize(self._taking_part, success=success)
+        if self._taking_part:
+            with clock.phase("finalize"):
+                self._finalize(self._taking_part, success=success)
 
     def faults(self) -> dict[int, str]:
         """Replicas whose members failed in the transfer, or did not even close it."""

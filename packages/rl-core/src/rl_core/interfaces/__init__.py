@@ -44,6 +44,7 @@ from rl_core.interfaces.transfer import (
     Endpoint,
     Place,
     SupportsCheckpointPath,
+    SupportsKeptVersions,
     TransferReport,
     TransferRole,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "RolloutMode",
     "SupportsCheckpointPath",
     "SupportsFileCheck",
+    "SupportsKeptVersions",
     "SupportsLiveContent",
     "SupportsLiveDigests",
     "SupportsPerturbation",
