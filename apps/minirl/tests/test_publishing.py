@@ -7,6 +7,7 @@ import two_replicas
 from publish_faults import FAULTS, dies, flipped, raises, refuses
 from two_replicas import LIMIT_S, QKV, Fleet, request
 
+from minirl import checkpoint_manager
 from minirl.generation_watch import StalledError
 from rl_core.errors import (
     DigestMismatchError,
@@ -191,6 +192,16 @@ def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch,
         fleet.publish(1)
     assert fleet.manager.given_up == {}
     assert fleet.sync.records[-1].given_up == {}
+
+
+def test_waiting_for_one_that_does_not_connect_is_no_fault(make_fleet, monkeypatch):
+    """The others cannot close the transfer before they have given up on it, either."""
+    fleet = make_fleet(goes_on=True)
+    monkeypatch.setattr(checkpoint_manager, "_CONNECT_S", 2.0)
+    raises(TransferTimeoutError, "nobody listens", "connect")(fleet, 1, monkeypatch)
+    with pytest.raises(TransferTimeoutError, match="nobody listens"):
+        fleet.publish(0)
+    assert fleet.manager.given_up == {}
 
 
 def test_without_a_replica_left_the_run_stops_with_the_cause(make_fleet, monkeypatch):
