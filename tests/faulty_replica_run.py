@@ -34,6 +34,7 @@ POINTS = {
     "lost-commit": "the answer to the commit is lost",
     "closing": "the checkpoint worker dies after the commit",
     "generate": "the engine dies while it generates",
+    "trainer": "the trainer fails after the first tensors: no replica's fault",
     "hang": "the engine stops while it generates, and its processes stay",
 }
 POINT = sys.argv.pop(1) if __name__ == "__main__" else ""
@@ -97,6 +98,27 @@ class FaultyCheckpointWorker(system.CheckpointWorker):
         if success:
             self.reach("closing")
         super().finalize_transfer(success)
+
+
+class FaultyActorWorker(system.ActorWorker):
+    _syncs = 0
+
+    def send_weights(self, manifest, seconds, live):
+        self._syncs += 1
+        gather = self._engine.get_per_tensor_param
+        if POINT == "trainer" and self._syncs == FATAL_SYNC:
+            self._engine.get_per_tensor_param = lambda: failing(gather())
+        try:
+            return super().send_weights(manifest, seconds, live)
+        finally:
+            self._engine.get_per_tensor_param = gather
+
+
+def failing(stream):
+    yield next(stream)
+    for _ in stream:  # gathering is collective
+        pass
+    raise RolloutError("the trainer was told to fail")
 
 
 def damaged(entry):
@@ -175,5 +197,6 @@ def _fit_with_harm(self):
 
 if __name__ == "__main__":
     system.CheckpointWorker = FaultyCheckpointWorker
+    system.ActorWorker = FaultyActorWorker
     Trainer._step, Trainer.fit = _step_with_a_death, _fit_with_harm
     run()
