@@ -154,11 +154,8 @@ class VllmEngine:
         # Without a tokenizer vLLM lets such a prompt through, and its core dies of it.
         size = self._llm.model_config.get_vocab_size()
         if not request.prompt_ids or not all(0 <= token < size for token in request.prompt_ids):
-            msg = (
-                f"request {request.request_id}: its prompt must be one or more token ids below "
-                f"{size}"
-            )
-            raise RolloutError(msg)
+            what = f"its prompt must be one or more token ids below {size}"
+            raise RolloutError(f"request {request.request_id}: {what}")
 
     def tokens_underway(self) -> int:
         """Tokens of unfinished requests, which the core tells of after every step."""
@@ -202,10 +199,7 @@ class VllmEngine:
     # -- processes
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of our worker extension on every rank; results in rank order.
-
-        Errors: RolloutError, naming the first rank that failed.
-        """
+        """Call a method of our worker extension on every rank; results in rank order."""
         answers = await self._ask(method, "collective_rpc", "rl_answer", args=(method, args))
         for rank, (good, value) in enumerate(answers):
             if not good:

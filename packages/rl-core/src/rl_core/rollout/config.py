@@ -11,7 +11,8 @@ from rl_core.metadata import DTYPE_BYTES, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_CPU_KV_GB = 0.25
-PAUSE_MODES = tuple(mode.value for mode in PauseMode)
+ON_UPDATE = (PauseMode.ABORT.value, PauseMode.WAIT.value, PauseMode.KEEP.value)
+"""Of the pause modes, those that leave no KV of an older version in use."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class EngineConfig:
             msg = f"rollout.dtype={self.dtype!r} is not one of {', '.join(DTYPES)}; try {hint!r}"
             raise ConfigError(msg)
 
-        if self.on_update not in PAUSE_MODES:
-            known = ", ".join(PAUSE_MODES)
+        if self.on_update not in ON_UPDATE:
+            known = ", ".join(ON_UPDATE)
             msg = f"rollout.on_update={self.on_update!r} is not one of {known}"
             raise ConfigError(msg)
 
