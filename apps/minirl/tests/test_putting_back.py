@@ -1,13 +1,17 @@
 """A publish that fails where nobody can be blamed: the version before is served again, or none."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import two_replicas
 from two_replicas import Fleet
 
-from minirl.sync_record import RESTORED
+from minirl.config import load_config
+from minirl.sync_record import RESTORED, SyncRecord
+from minirl.trainer import Trainer
 from rl_core.errors import MiniRLError, RolloutError, TransferTimeoutError
+from rl_core.versions import PolicyVersion
 
 
 @pytest.fixture
@@ -164,3 +168,15 @@ def assert_fenced(fleet):
     for replica, server in enumerate(fleet.servers):
         with pytest.raises(RolloutError, match=f"replica {replica} is fenced: "):
             fleet.ask_server(replica, server)
+
+
+@pytest.mark.parametrize(("error", "served"), [(None, "e1.s3"), ("it failed", "e1.s0")])
+def test_the_loop_goes_on_with_the_version_that_is_served(tmp_path, error, served):
+    """What its samples are said to come from, and what late replicas are brought to."""
+    record = SyncRecord(2, "trained", "e1.s3", "disk", error=error)
+    sync = SimpleNamespace(version_of=PolicyVersion, sync=lambda version, phase: record)
+    output, system = SimpleNamespace(path=tmp_path), SimpleNamespace(weight_sync=sync)
+    trainer = Trainer(load_config([]), None, output, system)
+    trainer._publish(3)
+    assert str(trainer._version) == served
+    assert trainer._published_step == (0 if error else 3)
