@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from minirl.model_directory import edit_json
 from minirl.tiny_model import build_tiny_model
 from rl_core import plugins
-from rl_core.interfaces import Placement
+from rl_core.interfaces import Launcher, Placement
 from rl_core.testing.carried_case import ColdStart, EngineFacts, Versions
 from rl_core.testing.carriers import Carrier, EngineRanks, FusedCarrier, TransferCarrier
 from rl_core.testing.launcher import ProcessLauncher
@@ -96,11 +96,15 @@ class RunningEngine:
 
 
 @contextlib.contextmanager
-def running(cell: Cell, directory: Path) -> Iterator[RunningEngine]:
+def running(cell: Cell, directory: Path, transports: Sequence[str]) -> Iterator[RunningEngine]:
     """Start the engine of a cell; it reads model B, and is synced by nobody before this yields."""
-    start = _start_reference if cell.engine == "reference" else _start_real
     with contextlib.ExitStack() as stack:
-        yield start(cell, directory, stack)
+        if cell.engine == "reference":
+            local = set(transports) == {"fused"}
+            launcher = ThreadLauncher() if local else ProcessLauncher(directory / "logs")
+            yield _start_reference(cell, directory, launcher, stack)
+        else:
+            yield _start_real(cell, directory, stack)
 
 
 def _start_real(cell: Cell, directory: Path, stack: contextlib.ExitStack) -> RunningEngine:
@@ -144,12 +148,12 @@ def _start_real(cell: Cell, directory: Path, stack: contextlib.ExitStack) -> Run
     return RunningEngine(cell, given, facts, ranks, directory)
 
 
-def _start_reference(cell: Cell, directory: Path, stack: contextlib.ExitStack) -> RunningEngine:
+def _start_reference(
+    cell: Cell, directory: Path, launcher: Launcher, stack: contextlib.ExitStack
+) -> RunningEngine:
     config = ReferenceConfig(ReferenceModelConfig(tied=cell.kind == "tied"))
     placement = Placement(tp_size=cell.tp_size)
-    replica = plugins.load_object(REFERENCE_BACKEND.replica)(
-        config, ProcessLauncher(directory / "logs"), placement
-    )
+    replica = plugins.load_object(REFERENCE_BACKEND.replica)(config, launcher, placement)
     stack.callback(replica.shutdown, STOP_S)
     started = StartedReplica(REFERENCE_BACKEND, replica, _Ranks(config, cell.tp_size))
     first, second = (make_weights(config.model, seed) for seed in (1, 2))

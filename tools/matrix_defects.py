@@ -26,16 +26,16 @@ class Defect(CarriedCase):
     number: ClassVar[int]
 
     def update(self, weights: WeightSet, **options: Any) -> list[LoadReport]:
-        """Load what `sent` says, then do the harm."""
-        reports = super().update(self.sent(weights), **options)
-        self.harm(weights)
+        """Load what `_sent` says, then do the harm."""
+        reports = super().update(self._sent(weights), **options)
+        self._harm(weights)
         return reports
 
-    def sent(self, weights: WeightSet) -> WeightSet:
+    def _sent(self, weights: WeightSet) -> WeightSet:
         """What is sent in place of `weights`."""
         return weights
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         """Done to the engine once `weights` are loaded."""
 
     def undo(self) -> None:
@@ -57,7 +57,7 @@ class BucketEdge(Defect):
 
     number = 1
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         usual = type(self.route)()
         if self.route != usual:
             self.flip(self.live_names(buffers=False)[0])
@@ -69,7 +69,7 @@ class Drift(Defect):
     number = 2
     _gain = 1.0
 
-    def sent(self, weights: WeightSet) -> WeightSet:
+    def _sent(self, weights: WeightSet) -> WeightSet:
         self._gain *= 1.01
         name = _matrix(weights)
         return weights.changed({name: weights.tensors[name] * self._gain})
@@ -81,7 +81,7 @@ class LeftBehind(Defect):
     number = 3
     _before: WeightSet | None = None
 
-    def sent(self, weights: WeightSet) -> WeightSet:
+    def _sent(self, weights: WeightSet) -> WeightSet:
         before, self._before = self._before or weights, weights
         name = _matrix(weights)
         return weights.changed({name: before.tensors[name]})
@@ -93,7 +93,7 @@ class SecondLoadHarms(Defect):
     number = 4
     _last = ""
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         last, self._last = self._last, weights.weights_digest
         if last == self._last:
             self.flip(self.live_names(buffers=False)[-1])
@@ -109,12 +109,13 @@ class BufferTouched(Defect):
         buffers = [name for name in self.live_names(buffers=True) if name in live_digests(self)[0]]
         return (buffers or self.live_names(buffers=False))[0]
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         del weights
         self.flip(self._victim())
         self._flipped += 1
 
     def undo(self) -> None:
+        """Flip the bit back: buffers are not synced."""
         if self._flipped % 2 and self.live_names(buffers=True):
             self.flip(self._victim())
 
@@ -133,7 +134,7 @@ class PoisonLeft(Defect):
         self._poison()
         self._poisoned = True
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         del weights
         if self._poisoned:
             self._poison()
@@ -145,7 +146,7 @@ class DigestOfBefore(Defect):
     number = 7
     _first: str | None = None
 
-    def harm(self, weights: WeightSet) -> None:
+    def _harm(self, weights: WeightSet) -> None:
         del weights
         self._first = self.published = self._first or self.published
 

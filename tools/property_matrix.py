@@ -8,7 +8,7 @@
 For each engine, number of tensor-parallel ranks and kind of model, one replica is started on a tiny
 model made from a seed; the transports feed it one after the other, and with each of them the ten
 properties of `rl_core.testing.weight_properties` are tested. Prints a table, writes it as JSON if
-told where. Exit code 1 if a property does not hold, 2 if an engine did not start.
+told where. Exit code 1 if a property does not hold, 2 if an engine did not start, 3 if one hung.
 
 With `--defect`, engine or transport are wrong in a way that a property must notice: it then has to
 come out red, and the exit code is 1 if it does not.
@@ -17,8 +17,10 @@ come out red, and the exit code is 1 if it does not.
 import argparse
 import faulthandler
 import json
+import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -97,7 +99,8 @@ def tried(number: int, case: CarriedCase, defect: str = "") -> Verdict:
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - a row of the table each
         where = traceback.extract_tb(error.__traceback__)[-1]
         result = RED
-        detail = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        told = str(error) or where.line
+        detail = f"{type(error).__name__}: {told} ({Path(where.filename).name}:{where.lineno})"
     return Verdict(number, result, time.monotonic() - begun, detail[:600], defect)
 
 
@@ -133,15 +136,18 @@ def rows(cell: Cell, options: argparse.Namespace) -> Iterator[Row]:
 
     Errors: whatever kept the engine from starting.
     """
-    with tempfile.TemporaryDirectory(prefix="pm-") as directory:
-        with running(cell, Path(directory)) as engine:
-            for transport in options.transport:
-                begun = time.monotonic()
-                if options.defect:
-                    verdicts = with_defects(engine, transport, options.defect)
-                else:
-                    verdicts = examined(engine, transport, options.property)
-                yield Row(cell.by(transport), verdicts, time.monotonic() - begun)
+    scratch = tempfile.TemporaryDirectory(prefix="pm-")
+    with (
+        scratch as directory,
+        running(cell, Path(directory), options.transport) as engine,
+    ):
+        for transport in options.transport:
+            begun = time.monotonic()
+            if options.defect:
+                verdicts = with_defects(engine, transport, options.defect)
+            else:
+                verdicts = examined(engine, transport, options.property)
+            yield Row(cell.by(transport), verdicts, time.monotonic() - begun)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -174,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if cell.impossible:
             _say(f"{cell} {NONE}: {cell.impossible}")
             continue
-        faulthandler.dump_traceback_later(ENGINE_S, exit=True)
+        watch = threading.Timer(ENGINE_S, _give_up)
+        watch.daemon = True
+        watch.start()
         begun = time.monotonic()
         try:
             for row in rows(cell, options):
@@ -184,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unstarted.append(f"{cell} {type(error).__name__}: {error}")
             _say(f"{cell} FAILED {traceback.format_exc(limit=-3)}")
         _say(f"{cell} {time.monotonic() - begun:.0f} s with its start and end")
-        faulthandler.cancel_dump_traceback_later()
+        watch.cancel()
     _explain(done)
     if options.json:
         found = {"rows": [asdict(row) for row in done], "unstarted": unstarted}
@@ -192,6 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unstarted:
         return 2
     return 1 if any(_bad(verdict) for row in done for verdict in row.verdicts) else 0
+
+
+def _give_up() -> None:
+    """End this process, and with it whatever it started: something hangs where it must not."""
+    faulthandler.dump_traceback(sys.__stderr__)
+    os._exit(3)
 
 
 def _bad(verdict: Verdict) -> bool:

@@ -7,12 +7,13 @@ modes; several carriers can serve the same replica, one after the other.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rl_core.digests import XXH3_128
 from rl_core.errors import LifecycleError, MiniRLError, TransferError
-from rl_core.interfaces import LoadReport
+from rl_core.testing import checkpoint_case
 from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_group import Terms
 from rl_core.testing.checkpoint_orders import Mishap
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from rl_core.interfaces import BucketLease, Handle, RolloutAdapter
+    from rl_core.interfaces import BucketLease, Handle, LoadReport, RolloutAdapter
     from rl_core.metadata import Manifest
     from rl_core.testing.checkpoint_group import Member, Outcome
     from rl_core.testing.checkpoint_orders import Options
@@ -78,7 +79,7 @@ class Ending:
     seconds: float
 
 
-class Carrier(Protocol):
+class Carrier(ABC):
     """Takes weights to the ranks of one replica.
 
     Attributes:
@@ -91,21 +92,24 @@ class Carrier(Protocol):
     ways: Sequence[Route]
     harms: Sequence[str]
 
+    @abstractmethod
     def carry(
         self, case: RolloutCase, weights: WeightSet, manifest: Manifest, route: Route
     ) -> list[LoadReport | BaseException]:
         """Load into all ranks, without commit; what each rank reported or raised."""
 
+    @abstractmethod
     def harmed(
         self, case: RolloutCase, weights: WeightSet, manifest: Manifest, harm: str, seconds: float
     ) -> Ending:
         """A sync with a deadline of `seconds` to which something happens in the middle."""
 
+    @abstractmethod
     def close(self) -> None:
         """End what was started."""
 
 
-class FusedCarrier:
+class FusedCarrier(Carrier):
     """As in fused mode: every actor rank streams into the engine rank beside it."""
 
     name = "fused"
@@ -175,7 +179,7 @@ class EngineRanks:
         return cls(f"{kind.__module__}:{kind.__name__}", server, config, len(adapters))
 
 
-class TransferCarrier:
+class TransferCarrier(Carrier):
     """As in separate mode: a checkpoint engine between actor ranks and a process for each rank."""
 
     ways = (
@@ -241,7 +245,8 @@ class _LoadingCase(CheckpointCase):
     driver = DRIVER
 
     def __init__(self, backend: str, options: Options, ranks: EngineRanks, logs: Path) -> None:
-        launcher = ProcessLauncher(logs, preload=[DRIVER.partition(":")[0]])
+        # What other tests preload, too: a process for all of them.
+        launcher = ProcessLauncher(logs, preload=[checkpoint_case.DRIVER.partition(":")[0]])
         super().__init__(backend, options, launcher, {}, Deadlines(60.0, FAULT_S))
         self._ranks = ranks
         self._attached: list[Member] = []

@@ -108,8 +108,8 @@ class WeightPropertyContract(Contract, contract=True):
             case.sync(first.changed({name: second.tensors[name]}))
             assert_named(case, expected, {name})
             for rank, (old, now) in enumerate(zip(before, live_digests(case), strict=True)):
-                held = expected[rank].tensors
-                given = [key for key in old if key not in held or not held[key].sources]
+                known = expected[rank].tensors
+                given = [key for key in old if key not in known or not known[key].sources]
                 moved = [key for key in given if not _derived(case, key) and old[key] != now[key]]
                 assert not moved, f"rank {rank}: {moved} changed, and came from nobody"
         case.sync(first)
