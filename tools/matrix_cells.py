@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from minirl.model_directory import edit_json
+from minirl.model_directory import edit_json, no_progress_bars
 from minirl.tiny_model import build_tiny_model
 from rl_core import plugins
 from rl_core.interfaces import Launcher, Placement
@@ -244,7 +244,9 @@ class Witness:
         if self._model is None:
             from transformers import AutoModelForCausalLM
 
-            self._model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype).eval()
+            with no_progress_bars():
+                model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
+            self._model = model.eval()
         with torch.no_grad():
             logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
         return logits[len(prompt) - 1 : -1].log_softmax(-1)
