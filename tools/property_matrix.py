@@ -18,6 +18,7 @@ import argparse
 import faulthandler
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -188,12 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in rows(cell, options):
                 done.append(row)
                 _say(str(row))
+                _explain(row)
         except Exception as error:  # noqa: BLE001 - the next engine may start
             unstarted.append(f"{cell} {type(error).__name__}: {error}")
             _say(f"{cell} FAILED {traceback.format_exc(limit=-3)}")
         _say(f"{cell} {time.monotonic() - begun:.0f} s with its start and end")
         watch.cancel()
-    _explain(done)
     if options.json:
         found = {"rows": [asdict(row) for row in done], "unstarted": unstarted}
         options.json.write_text(json.dumps(found, indent=1))
@@ -213,16 +214,12 @@ def _bad(verdict: Verdict) -> bool:
     return verdict.result == (OK if verdict.defect else RED)
 
 
-def _explain(done: Sequence[Row]) -> None:
+def _explain(row: Row) -> None:
     """A line for everything that is not simply ok."""
-    for row in done:
-        for verdict in row.verdicts:
-            if verdict.result != OK or verdict.defect:
-                cause = f"[{verdict.defect}] " if verdict.defect else ""
-                _say(
-                    f"{row.cell} property {verdict.number}: {verdict.result} {cause}"
-                    f"{verdict.detail}"
-                )
+    for verdict in row.verdicts:
+        if verdict.result != OK or verdict.defect:
+            cause = f"[{verdict.defect}] " if verdict.defect else ""
+            _say(f"    property {verdict.number}: {verdict.result} {cause}{verdict.detail}")
 
 
 def _heading() -> str:
@@ -235,4 +232,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     raise SystemExit(main())

@@ -74,6 +74,7 @@ VARIANTS = [
     bites("test_failing_source_fences", broken.SourceErrorsNotFenced, error=OSError("disk gone")),
     bites("test_stalled_source_ends_by_the_deadline", broken.DeadlineIgnored),
     bites("test_missing_rank_ends_by_the_deadline", broken.FirstRankAcknowledges, 2),
+    bites("test_a_rank_that_fails_lets_the_others_end", broken.StreamLeft, 2),
     bites("test_second_sender_never_mixes", broken.AnySender),
     bites("test_commit_flushes_the_prefix_cache", broken.CommitForgetsFlush),
     bites("test_clear_kv_cache_changes_no_answer", broken.ClearForgetsToSay),
@@ -116,6 +117,8 @@ def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_
     if test == "test_directory_equals_stream":
         arguments = {**arguments, "tmp_path": tmp_path}
     with reference(tp_size=tp_size, server=broken.server_of(cls), adapter=adapter) as given:
+        if cls is broken.StreamLeft:
+            given = replace(given, timeout_s=4.0)  # what it fails by
         case = RolloutCase(given)
         with pytest.raises((Exception, pytest.fail.Exception)) as caught:
             attempt(test, case, arguments)
