@@ -117,9 +117,9 @@ def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_
     if test == "test_directory_equals_stream":
         arguments = {**arguments, "tmp_path": tmp_path}
     with reference(tp_size=tp_size, server=broken.server_of(cls), adapter=adapter) as given:
-        if cls is broken.StreamLeft:
-            given = replace(given, timeout_s=4.0)  # what it fails by
-        case = RolloutCase(given)
+        # A defect that shows as a wait need not be waited for long.
+        limit = 4.0 if cls is broken.StreamLeft else given.timeout_s
+        case = RolloutCase(replace(given, timeout_s=limit))
         with pytest.raises((Exception, pytest.fail.Exception)) as caught:
             attempt(test, case, arguments)
         assert not isinstance(caught.value, pytest.skip.Exception | TypeError | AttributeError)
