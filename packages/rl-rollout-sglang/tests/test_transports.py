@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 CELLS = (
     TransportCell("dense", 1, "mooncake", (1, 4)),
     TransportCell("moe", 1, "hccl", (1, 2)),
-    TransportCell("tied", 2, "disk", (1, 9)),
+    TransportCell("tied", 2, "disk", (1, 7)),
 )
 
 

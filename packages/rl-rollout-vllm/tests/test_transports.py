@@ -14,7 +14,7 @@ CELLS = (
     TransportCell("dense", 1, "hccl", (1, 7)),
     TransportCell("moe", 1, "disk", (1, 6)),
     TransportCell("tied", 2, "mooncake", (1, 5)),
-    TransportCell("tied", 2, "hccl", (1, 9)),
+    TransportCell("tied", 2, "hccl", (1,)),
 )
 
 
