@@ -14,7 +14,7 @@ from minirl.model_directory import edit_json, no_progress_bars
 from minirl.tiny_model import build_tiny_model
 from rl_core import plugins
 from rl_core.interfaces import Launcher, Placement
-from rl_core.testing.carried_case import ColdStart, EngineFacts, Versions
+from rl_core.testing.carried_case import EngineFacts, StartState, Versions
 from rl_core.testing.carriers import Carrier, EngineRanks, FusedCarrier, TransferCarrier
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.reference_config import ReferenceConfig
@@ -137,7 +137,7 @@ def _start_real(cell: Cell, directory: Path, stack: contextlib.ExitStack) -> Run
         tolerance=tolerance,
     )
     held = started.adapters[0].live_digests(CALL_S)
-    cold = ColdStart(second, held, Witness(paths[1], cell.dtype, tolerance))
+    cold = StartState(second, held, Witness(paths[1], cell.dtype, tolerance))
     facts = EngineFacts(
         poison=lambda: started.worker(POISON[cell.engine]),
         cold=cold,
@@ -178,7 +178,7 @@ def _start_reference(
 
 def _cold_reference(
     config: ReferenceConfig, placement: Placement, weights: WeightSet, given: RolloutUnderTest
-) -> ColdStart:
+) -> StartState:
     """Of another reference engine, which starts in no time; it cannot read a model at its start."""
     replica = plugins.load_object(REFERENCE_BACKEND.replica)(config, ThreadLauncher(), placement)
     try:
@@ -190,7 +190,7 @@ def _cold_reference(
         held = started.adapters[0].live_digests(CALL_S)
     finally:
         replica.shutdown(STOP_S)
-    return ColdStart(weights, held, lambda found: case.assert_same(found, answers))
+    return StartState(weights, held, lambda found: case.assert_same(found, answers))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Versions:
 
 
 @dataclass(frozen=True)
-class ColdStart:
+class StartState:
     """An engine as it was after it had read a model directory, before its first sync.
 
     Attributes:
@@ -71,7 +71,7 @@ class EngineFacts:
     """
 
     poison: Callable[[], object]
-    cold: ColdStart | None
+    cold: StartState | None
     versions: Versions | None
     held: dict[str, list[dict[str, str]]]
 
