@@ -20,6 +20,9 @@ READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
+    "uv run tools/property_matrix.py": "tests/test_property_matrix.py, a part of it",
+    "uv run tools/property_matrix.py --kind dense --dtype bfloat16": "the same",
+    "uv run tools/property_matrix.py --kind dense --tp 1 --defect all": "the same",
     "uv pip install --overrides tools/cpu-overrides.txt packages/* 'apps/minirl[reasoning-gym]' "
     "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' "
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),

@@ -247,7 +247,7 @@ THREE_STEPS = (
 TWO_RANKS = "rollout.tensor_model_parallel_size=2"
 
 WITNESSED = {
-    "hccl": ("dense", ("config=separate", "checkpoint_engine.backend=hccl", *VERIFIED)),
+    "hccl": ("tied", ("config=separate", "checkpoint_engine.backend=hccl", *VERIFIED)),
     "mooncake": (
         "moe",
         ("config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),

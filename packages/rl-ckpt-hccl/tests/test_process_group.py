@@ -14,7 +14,7 @@ from rl_ckpt_hccl.communicator import Communicator
 from rl_ckpt_hccl.config import HcclConfig
 from rl_ckpt_hccl.engine import HcclCheckpointEngine
 from rl_ckpt_hccl.gloo_sockets import GlooSockets, _listening
-from rl_ckpt_hccl.process_group import Library, check_torch, make_group
+from rl_ckpt_hccl.process_group import Library, Member, check_torch, make_group
 from rl_ckpt_hccl.store import join_store, serve_store
 from rl_ckpt_hccl.transport import BroadcastTransport
 from rl_core.channel import new_key
@@ -210,3 +210,17 @@ def test_store_that_is_not_there():
             join_store(f"127.0.0.1:{unused.getsockname()[1]}", 0.2)
     with pytest.raises(TransferError, match="cannot serve"):
         serve_store("198.51.100.1", 0.2)
+
+
+def test_leaving_does_not_wait_for_a_work_that_nobody_ends():
+    """A group's destructor waits for its works, however long their timeouts are."""
+    ended = threading.Event()
+
+    class Waiting:
+        def __del__(self):
+            ended.wait(20)
+
+    begun = time.monotonic()
+    Member("gloo", Waiting(), lambda: None).leave()
+    assert time.monotonic() - begun < 5
+    ended.set()

@@ -592,6 +592,13 @@ class DigestsUnchecked(ReferenceAdapter):
         return LoadReport(report.version, report.tensors, report.nbytes, {}, len(digests))
 
 
+class StreamLeft(ReferenceAdapter):
+    """A rank that failed asks for no further weights, so that the others get none either."""
+
+    def drain(self, leases):
+        pass
+
+
 class DeadlineIgnored(ReferenceAdapter):
     def update_weights(self, leases, manifest, deadline):
         return super().update_weights(leases, manifest, Deadline.after(10))

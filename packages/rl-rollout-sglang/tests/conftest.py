@@ -134,7 +134,7 @@ class Started(StartedReplica):
     """One running replica with its adapters."""
 
     def __init__(self, path, log_dir, tp_size=1, **settings):
-        self.config = SglangConfig(
+        config = SglangConfig(
             local_path=str(path),
             dtype="float32",
             tensor_model_parallel_size=tp_size,
@@ -144,8 +144,8 @@ class Started(StartedReplica):
             **settings,
         )
         placement = Placement(tp_size=tp_size)
-        replica = SglangReplica(self.config, ProcessLauncher(log_dir), placement)
-        super().__init__(ROLLOUT_BACKEND, replica, self.config)
+        replica = SglangReplica(config, ProcessLauncher(log_dir), placement)
+        super().__init__(ROLLOUT_BACKEND, replica, config)
         self.cold = None
 
     def look(self, weights):

@@ -126,7 +126,7 @@ class Started(StartedReplica):
     """One running replica with its adapters."""
 
     def __init__(self, path, log_dir, tp_size=1, **settings):
-        self.config = VllmConfig(
+        config = VllmConfig(
             local_path=str(path),
             dtype="float32",
             tensor_model_parallel_size=tp_size,
@@ -136,8 +136,8 @@ class Started(StartedReplica):
             **settings,
         )
         placement = Placement(tp_size=tp_size)
-        replica = VllmReplica(self.config, ProcessLauncher(log_dir), placement)
-        super().__init__(ROLLOUT_BACKEND, replica, self.config)
+        replica = VllmReplica(config, ProcessLauncher(log_dir), placement)
+        super().__init__(ROLLOUT_BACKEND, replica, config)
 
 
 ENGINES = {

@@ -8,6 +8,7 @@ tries them when an engine is made, so that a torch release without them is named
 from __future__ import annotations
 
 import importlib
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import Backend, Store, Work
+
+
+LEAVE_S = 0.5
+"""Seconds in which a group that was broken off is gone, nearly always."""
 
 
 class Member:
@@ -55,10 +60,20 @@ class Member:
         return self._group.broadcast([data], options)
 
     def leave(self) -> None:
-        """End it at once; works under way fail, on every rank. Idempotent."""
+        """End it at once; works under way fail, on every rank. Idempotent.
+
+        A group's destructor waits for works of it. One that had not reached its peer when the
+        connections were broken off may wait to its timeout, which must not hold up the failure
+        that is to be told: such a group is left to a thread.
+        """
         self._break_off()
         self._break_off = _nothing
-        self._group = None
+        if self._group is not None:
+            last = [self._group]
+            self._group = None
+            ending = threading.Thread(target=last.clear, name="leave-group", daemon=True)
+            ending.start()
+            ending.join(LEAVE_S)
 
 
 def _nothing() -> None:

@@ -149,6 +149,10 @@ class StreamingAdapter(RolloutAdapter):
             with self._accepted(listener, key, pending, deadline) as channel:
                 sender = BucketSender(channel, manifest, self._pool, deadline)
                 failure = _stream(sender, source)
+                if failure is not None:
+                    # The other ranks are fed, and so the server's report comes, only as long as
+                    # this one takes its part in producing what it has no use for any more.
+                    source.drain(failed=True)
                 return _outcome(pending, deadline, failure)
 
     def _accepted(

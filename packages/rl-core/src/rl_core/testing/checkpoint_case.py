@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl_core.channel import new_key
 from rl_core.errors import MiniRLError
@@ -38,7 +39,10 @@ class CheckpointCase:
         fault_deadline_s: seconds for what is expected to fail.
         grace_s: seconds after a deadline within which a call must have ended.
         dirty: whether the last sync failed, so that the next test gets new engines.
+        driver: `module:Class` of the object in the process of each rank.
     """
+
+    driver: ClassVar[str] = DRIVER
 
     def __init__(
         self,
@@ -158,4 +162,4 @@ class CheckpointCase:
 
     def _launch(self) -> Handle:
         kwargs = {"backend": self.backend}
-        return self._launcher.launch(DRIVER, kwargs, self._environment, Placement())
+        return self._launcher.launch(self.driver, kwargs, self._environment, Placement())

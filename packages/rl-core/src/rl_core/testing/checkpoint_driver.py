@@ -169,7 +169,7 @@ class CheckpointDriver:
         try:
             sent.report = self.engine.send_weights(stream, order.manifest, deadline, self._cancel)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
-            sent.error = _reported(error)
+            sent.error = reported(error)
         sent.ended_at = time.monotonic()
         sent.extra_bytes = self._meter.peak()
         return sent
@@ -190,7 +190,7 @@ class CheckpointDriver:
             leases = iter(self.engine.receive_weights(order.manifest, deadline, self._cancel))
             consumer.consume(leases)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
-            consumer.received.error = _reported(error)
+            consumer.received.error = reported(error)
             self.engine.abort(str(error))
         finally:
             _close(leases)
@@ -222,7 +222,8 @@ def _close(leases: Any) -> None:
         close()
 
 
-def _reported(error: Exception) -> MiniRLError | ForeignError:
+def reported(error: Exception) -> MiniRLError | ForeignError:
+    """An error as it crosses to the test."""
     if isinstance(error, MiniRLError):
         return error
     return ForeignError("".join(traceback.format_exception(error)))

@@ -11,7 +11,7 @@ from rl_core.digests import XXH3_128
 from rl_core.errors import MiniRLError, TransferError
 from rl_core.interfaces import Endpoint, Handle, Place
 from rl_core.testing.checkpoint_orders import Options, Received, ReceiveOrder, SendOrder, Sent
-from rl_core.testing.checkpoint_recipe import RUN_ID, WeightRecipe
+from rl_core.testing.checkpoint_recipe import RUN_ID, WeightSource
 from rl_core.testing.checkpoint_samples import BUCKET_MEGABYTES
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class TransferGroup:
 
     def transfer(
         self,
-        weights: WeightRecipe,
+        weights: WeightSource,
         manifest: Manifest,
         orders: Mapping[str, Mapping[str, Any]] | None = None,
         deadline_s: float | None = None,
@@ -176,7 +176,7 @@ class TransferGroup:
 
     def begin(
         self,
-        weights: WeightRecipe,
+        weights: WeightSource,
         manifest: Manifest,
         orders: Mapping[str, Mapping[str, Any]] | None = None,
         deadline_s: float | None = None,
@@ -217,7 +217,7 @@ class TransferGroup:
 
     def sync(
         self,
-        weights: WeightRecipe,
+        weights: WeightSource,
         manifest: Manifest | None = None,
         orders: Mapping[str, Mapping[str, Any]] | None = None,
         deadline_s: float | None = None,

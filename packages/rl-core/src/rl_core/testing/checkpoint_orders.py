@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rl_core.errors import MiniRLError
 from rl_core.interfaces import TransferReport
 from rl_core.metadata import Manifest, TensorMeta
-from rl_core.testing.checkpoint_recipe import WeightRecipe
+from rl_core.testing.checkpoint_recipe import WeightSource
 
 
 class ForeignError(AssertionError):
@@ -41,7 +41,7 @@ class SendOrder:
         mishap: what goes wrong in the stream.
     """
 
-    weights: WeightRecipe
+    weights: WeightSource
     manifest: Manifest
     deadline_s: float
     mishap: Mishap | None = None

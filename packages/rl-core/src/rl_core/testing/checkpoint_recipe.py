@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -24,6 +24,23 @@ Layout = Literal["contiguous", "transposed", "strided", "shifted"]
 
 POISON = 0xFF
 """Byte that overwrites a tensor as soon as the stream goes on, as a gather buffer would."""
+
+
+class WeightSource(Protocol):
+    """Weights that a sender's process makes, or finds, by itself; small and picklable."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes in which any one of the tensors can be made."""
+
+    def scratch(self) -> torch.Tensor:
+        """Memory in which any one of the tensors can be made: flat uint8."""
+
+    def stream(self, scratch: torch.Tensor) -> Iterator[tuple[TensorMeta, torch.Tensor]]:
+        """The tensors, each overwritten with `POISON` when the next one is asked for."""
+
+    def manifest(self, version: PolicyVersion, run_id: str = RUN_ID) -> Manifest:
+        """What is announced when these weights are sent as `version`."""
 
 
 @dataclass(frozen=True)

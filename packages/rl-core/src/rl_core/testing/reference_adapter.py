@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,12 @@ class ReferenceAdapter(RolloutAdapter):
         with self._fencing(unless=(StaleVersionError, LifecycleError)):
             answer_s = left + self._config.call_timeout_s
             attempt = self._call("begin_update", *wanted, timeout=answer_s)
-        with self._fencing():
-            return self._stream(leases, manifest, attempt, deadline)
+        try:
+            with self._fencing():
+                return self._stream(leases, manifest, attempt, deadline)
+        except MiniRLError:
+            self.drain(leases)
+            raise
 
     def update_weights_from_disk(
         self, path: Path, manifest: Manifest, deadline: Deadline
@@ -134,6 +138,13 @@ class ReferenceAdapter(RolloutAdapter):
         """Have the engine load a bucket; returns when it has, so that the buffer is free."""
         parts = [(entry.meta, as_bytes(entry.tensor).numpy().tobytes()) for entry in entries]
         self._call("load", self._tp_rank, attempt, parts, timeout=deadline.remaining())
+
+    def drain(self, leases: Iterator[BucketLease]) -> None:
+        """Take part in producing weights to the end; what goes wrong now hides no cause."""
+        with suppress(Exception):
+            for lease in leases:
+                with lease:
+                    pass
 
     @contextmanager
     def _fencing(self, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:

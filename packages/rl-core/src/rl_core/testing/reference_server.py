@@ -215,6 +215,12 @@ class ReferenceServer:
         """Flip one bit of a live tensor of one rank."""
         self._ranks[rank].flip(name, position)
 
+    def poison(self) -> None:
+        """Overwrite everything that the ranks hold with NaN."""
+        for model in self._ranks:
+            for parameter in model.parameters.values():
+                parameter.fill_(float("nan"))
+
     def _close(self, update: Update, rank: int) -> None:
         if update.close(rank):
             self._gate.apply(Received(update.manifest.version, update.attempt))

@@ -1,12 +1,15 @@
 """Whatever goes wrong ends in a named error, a fenced replica, and is repaired by a full sync."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from rl_core.errors import (
+    DigestMismatchError,
     LifecycleError,
     ReplicaFencedError,
     StaleVersionError,
@@ -134,6 +137,29 @@ class FailureContract(Contract, contract=True):
         case.assert_fenced()
         case.assert_repaired_by_sync()
 
+    def test_a_rank_that_fails_lets_the_others_end(self, case: RolloutCase) -> None:
+        """Producing weights is a collective, in which a rank that failed still takes part."""
+        ranks = len(case.given.adapters)
+        if ranks == 1:
+            pytest.skip(f"{SKIP_PREFIX}the replica under test has one rank")
+        case.sync(case.given.weights_a)
+        weights, within = case.given.weights_b, case.given.timeout_s
+        together, number = threading.Barrier(ranks), itertools.count()
+
+        def stream() -> Iterator[BucketLease]:
+            entries = weights.entries()
+            if next(number) == 0:
+                entries[0] = replace(entries[0], digest=entries[1].digest)
+            return _in_step(leases(entries, 1), together, within / 2)
+
+        begun = time.monotonic()
+        outcomes = case.outcomes(stream, weights.manifest(case.version()))
+        assert time.monotonic() - begun < within / 2, "the others waited for the one that failed"
+        assert any(isinstance(outcome, DigestMismatchError) for outcome in outcomes), outcomes
+        assert not any(isinstance(outcome, LoadReport) for outcome in outcomes)
+        case.assert_fenced()
+        case.assert_repaired_by_sync()
+
     def test_second_sender_never_mixes(self, case: RolloutCase) -> None:
         """An update in the middle of another one is refused; what is served is one version."""
         case.sync(case.given.weights_a)
@@ -161,3 +187,12 @@ class FailureContract(Contract, contract=True):
         else:
             case.assert_fenced()
         case.assert_repaired_by_sync()
+
+
+def _in_step(
+    buckets: Iterator[BucketLease], ranks: threading.Barrier, seconds: float
+) -> Iterator[BucketLease]:
+    """Leases that every rank must ask for before any of them gets one."""
+    for bucket in buckets:
+        ranks.wait(seconds)
+        yield bucket

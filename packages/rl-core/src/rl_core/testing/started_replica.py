@@ -25,6 +25,7 @@ class StartedReplica:
         config: the backend's, which the replica was made from.
 
     Attributes:
+        config: the backend's.
         server: its server.
         adapters: one for each tensor-parallel rank.
         steps: numbers of the versions to come.
@@ -32,6 +33,7 @@ class StartedReplica:
 
     def __init__(self, backend: RolloutBackend, replica: Replica, config: Any) -> None:
         self.replica = replica
+        self.config = config
         replica.start(Deadline.after(START_S))
         self.server = replica.server
         adapter_cls = load_object(backend.adapter)
