@@ -127,10 +127,12 @@ def _join(place: RankPlace, timeout_s: float) -> None:
         # gloo would otherwise look up the host's name, and use whichever interface has it.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = f"[{place.master_address}]" if ":" in place.master_address else place.master_address
-    gloo_backend.register()
+    backend = BACKENDS[place.device]
+    if backend == gloo_backend.ONE_THREAD_GLOO:
+        gloo_backend.register()
     try:
         dist.init_process_group(
-            BACKENDS[place.device],
+            backend,
             init_method=f"tcp://{host}:{place.master_port}",
             rank=place.rank,
             world_size=place.world_size,
