@@ -77,11 +77,12 @@ def test_a_killed_engine_ends_it_with_the_cause(runner):
     assert "replica 0" in causes[0] or "engine" in causes[0]
 
 
-def test_a_member_killed_in_a_sync_ends_it_with_the_cause(runner, tmp_path):
+def test_a_member_aborted_in_a_sync_ends_it_with_its_last_words(runner, tmp_path):
     """One of the 44 that tools/kill_members.py kills; an engine has its own test above."""
-    death = Death(runner, "mooncake", "checkpoint_worker", "midway", tmp_path)
+    death = Death(runner, "mooncake", "checkpoint_worker", "midway:native", tmp_path)
     assert death.ended_well, death.run.log
-    assert "checkpoint_worker rank 0 died" in death.causes[0]
+    assert "checkpoint_worker rank 0 died: free(): invalid pointer; *** SIGABRT" in death.causes[0]
+    assert "checkpoint_worker_0.log" in death.causes[0]
 
 
 def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(runner, tmp_path):

@@ -200,6 +200,7 @@ class Death:
     def __init__(
         self, runner: Runner, transport: str, member: str, point: str, directory: Path
     ) -> None:
+        """`point` is one of tests/dying_run.py, with `:native` for a death in native code."""
         moment = directory / "moment"
         mode = () if transport == "fused" else ("config=separate",)
         if mode:

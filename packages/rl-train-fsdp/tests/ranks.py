@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,11 @@ class Script:
 
     def threads(self):
         return torch.get_num_threads()
+
+    def gloo_threads(self):
+        """How many threads run collectives, and of how many gloo devices, one for each group."""
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        return names.count("pt_gloo_runloop"), names.count("gloo_tcp_loop")
 
     def lines(self):
         """What the package logged so far."""

@@ -474,6 +474,14 @@ def test_each_rank_holds_its_share_only(ranks, models, settings):
     assert max(sizes) < 0.6 * total
 
 
+def test_each_group_has_one_gloo_thread(ranks, models, settings):
+    """Two of them corrupt memory (`gloo_backend`); copies of the model have groups of their own."""
+    config = settings(models("tied"), 2, engine={"fsdp_size": 1})
+    for result in ranks.run(2, config, [("initialize",), ("tensors",), ("gloo_threads",)]):
+        threads, groups = result[2]
+        assert threads == groups > 1
+
+
 def test_the_log_says_what_was_loaded(ranks, models, settings):
     config = settings(models("moe"), 2, engine={"param_offload": True})
     calls = [("initialize",), ("offload",), ("offload",), ("onload",), ("threads",), ("lines",)]

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minirl import ray_watch
 from minirl.interruption import POLL_S, deferred
+from minirl.last_words import ProcessLog
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core.errors import MiniRLError, RolloutError, TransferError, in_one_line
 from rl_core.interfaces import Placement
@@ -44,10 +45,12 @@ def errors_that_travel() -> Iterator[None]:
         raise ForeignError(f"{type(error).__name__}: {in_one_line(error)}") from error
 
 
-def translated(error: RayError, who: str) -> Exception:
-    """What a failed Ray call means in our terms, in one line."""
+def translated(error: RayError, who: str, log: ProcessLog | None = None) -> Exception:
+    """What a failed Ray call means in our terms, in one line; `log` is what the process wrote."""
     if isinstance(error, RayActorError):
-        return MemberDiedError(f"{who} died: {in_one_line(error)}")
+        words = log and log.last_words()
+        reason = f"{words} (in {log.path})" if log and words else in_one_line(error)
+        return MemberDiedError(f"{who} died: {reason}")
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ForeignError):
         return ForeignError(f"{who}: {cause}")
@@ -69,13 +72,13 @@ def ready(references: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]
     return done, waiting
 
 
-def fetch(reference: Any, who: str) -> Any:
-    """A result that is there, or its error in our terms."""
+def fetch(reference: Any, who: str, log: ProcessLog | None = None) -> Any:
+    """A result that is there, or its error in our terms; `log` is that of the process."""
     try:
         with deferred():
             return ray.get(reference)
     except RayError as error:
-        raise translated(error, who) from error
+        raise translated(error, who, log) from error
 
 
 class ObjectHost:
@@ -98,6 +101,7 @@ class RayPending:
 
     reference: Any
     who: str
+    log: ProcessLog | None = None
 
     def result(self, timeout: float) -> Any:
         """Its value, or its error in our terms; TimeoutError after `timeout` seconds."""
@@ -106,7 +110,7 @@ class RayPending:
             if time.monotonic() >= end:
                 msg = f"{self.who} did not answer within {timeout:.0f} s"
                 raise TimeoutError(msg)
-        return fetch(self.reference, self.who)
+        return fetch(self.reference, self.who, self.log)
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,12 @@ class RayHandle:
 
     actor: ActorHandle
     name: str
+    log: ProcessLog | None = None
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> RayPending:
         """Start `method` there."""
         reference = self.actor.invoke.remote(method, args, kwargs)
-        return RayPending(reference, f"{self.name}.{method}")
+        return RayPending(reference, f"{self.name}.{method}", self.log)
 
     def call(self, method: str, *args: Any, timeout: float, **kwargs: Any) -> Any:
         """Start `method` and wait for its result."""
@@ -142,6 +147,8 @@ class RayLauncher:
     ) -> RayHandle:
         """Create the object; its constructor runs in the new process."""
         name = f"rollout_{placement.replica_rank}_{placement.node_rank}"
+        settings = self._settings.named(name)
+        log = ProcessLog.from_now(settings.log_path)
         strategy = "DEFAULT"
         if placement.node_id is not None:
             strategy = NodeAffinitySchedulingStrategy(placement.node_id, soft=False)
@@ -153,9 +160,9 @@ class RayLauncher:
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {**_base_environment(), **env}},
             )
-            .remote(cls, dict(kwargs), self._settings.named(name))
+            .remote(cls, dict(kwargs), settings)
         )
-        return RayHandle(actor, f"replica {placement.replica_rank}")
+        return RayHandle(actor, f"replica {placement.replica_rank}", log)
 
 
 def _base_environment() -> dict[str, str]:

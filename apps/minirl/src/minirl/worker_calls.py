@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minirl.last_words import ProcessLog
 from minirl.ray_launcher import ForeignError, MemberDiedError, fetch, ready
 from rl_core.errors import MiniRLError, PeerLostError, TransferTimeoutError
 
@@ -20,11 +21,13 @@ class WorkerCall:
         reference: Ray's object reference of its result.
         role: of the actor, such as `actor`.
         rank: of the actor within its role.
+        log: what the actor's process writes, on its own node.
     """
 
     reference: Any
     role: str
     rank: int
+    log: ProcessLog | None = None
 
     @property
     def who(self) -> str:
@@ -68,11 +71,12 @@ def wait_all(
     while waiting:
         done, waiting = ready(waiting, end - time.monotonic())
         for reference in done:
+            call = owner[reference]
             try:
-                results[reference] = fetch(reference, owner[reference].who)
+                results[reference] = fetch(reference, call.who, call.log)
             except MiniRLError as error:
                 errors.append(error)
-                failed.append(Witness(owner[reference].role, owner[reference].rank, error))
+                failed.append(Witness(call.role, call.rank, error))
                 end = min(end, time.monotonic() + SETTLE_S) if len(errors) == 1 else end
         if not done and time.monotonic() >= end:
             break

@@ -6,6 +6,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from minirl.last_words import ProcessLog
 from minirl.ray_launcher import errors_that_travel
 from minirl.resource_pool import ResourcePool
 from minirl.worker_calls import WorkerCall, wait_all
@@ -46,6 +47,8 @@ class WorkerGroup:
     ) -> None:
         self._role = role
         self._pool = pool
+        named = [settings.named(f"{role}_{rank}") for rank in range(len(pool.bundles))]
+        self._logs = [ProcessLog.from_now(each.log_path) for each in named]
         # Its name is what `ps` and Ray's tools show of the process.
         host_cls = type(worker_cls.__name__, (WorkerHost,), {})
         self._workers = [
@@ -58,8 +61,8 @@ class WorkerGroup:
                 runtime_env={"env_vars": dict(environment)},
                 **pool.device_options(),
             )
-            .remote(worker_cls, settings.named(f"{role}_{rank}"))
-            for rank, bundle in enumerate(pool.bundles)
+            .remote(worker_cls, each)
+            for bundle, each in zip(pool.bundles, named, strict=True)
         ]
 
     @property
@@ -120,4 +123,4 @@ class WorkerGroup:
 
     def _submit(self, rank: int, method: str, arguments: Sequence[Any]) -> WorkerCall:
         reference = self._workers[rank].invoke.remote(method, arguments)
-        return WorkerCall(reference, self._role, rank)
+        return WorkerCall(reference, self._role, rank, self._logs[rank])

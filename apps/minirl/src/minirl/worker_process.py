@@ -26,13 +26,18 @@ class ProcessSettings(msgspec.Struct, frozen=True):
         """The same, for the process called `name`."""
         return msgspec.structs.replace(self, name=name)
 
+    @property
+    def log_path(self) -> Path:
+        """The file of its output, on its own node."""
+        return Path(self.log_dir) / f"{self.name}.log"
+
 
 def prepare_process(settings: ProcessSettings) -> None:
     """Redirect stdout and stderr into `<log_dir>/<name>.log` and attach the business log.
 
     Descendants inherit the redirection, so an engine's own noise lands in the same file.
     """
-    path = Path(settings.log_dir) / f"{settings.name}.log"
+    path = settings.log_path
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)

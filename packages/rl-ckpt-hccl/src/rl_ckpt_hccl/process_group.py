@@ -118,6 +118,8 @@ def _gloo(store: Store, place: tuple[int, int], host: str, timeout: timedelta) -
     with sockets.noticing_listener():
         device = dist.ProcessGroupGloo.create_device(hostname=host)
     sockets.exchange(store, *place)
+    # Torch's two threads race for the name of the last collective, and free it twice if it has more
+    # than the 15 characters that a std::string holds itself. BROADCAST has 9: the default stays.
     options = dist.ProcessGroupGloo._Options()
     options._devices = [device]
     options._timeout = timeout

@@ -6,9 +6,13 @@ import os
 import torch
 
 from rl_core.errors import ComponentLoadError, ConfigError
+from rl_train_fsdp.gloo_backend import ONE_THREAD_GLOO
 
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
-"""Process-group backend of each device type; host tensors always travel over gloo."""
+BACKENDS = {"cpu": ONE_THREAD_GLOO, "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
+"""Process-group backend of each device type; host tensors always travel over gloo.
+
+On an accelerator these are a few numbers, by collectives with short names: see `gloo_backend`.
+"""
 
 
 def select_device(device: str, local_rank: int) -> torch.device:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rl_core.errors import LifecycleError, PeerLostError, TrainError, TransferError
 from rl_core.interfaces import RankPlace
+from rl_train_fsdp import gloo_backend
 from rl_train_fsdp.devices import BACKENDS
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -126,9 +127,12 @@ def _join(place: RankPlace, timeout_s: float) -> None:
         # gloo would otherwise look up the host's name, and use whichever interface has it.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = f"[{place.master_address}]" if ":" in place.master_address else place.master_address
+    backend = BACKENDS[place.device]
+    if backend == gloo_backend.ONE_THREAD_GLOO:
+        gloo_backend.register()
     try:
         dist.init_process_group(
-            BACKENDS[place.device],
+            backend,
             init_method=f"tcp://{host}:{place.master_port}",
             rank=place.rank,
             world_size=place.world_size,
