@@ -14,6 +14,7 @@ PATHS = (
     "rollout.local_path",
     "checkpoint_engine.root_dir",
     "trainer.run_dir",
+    "trainer.resume",
     "data.path",
     "data.eval_path",
     "reward.path",

@@ -8,12 +8,16 @@ from statistics import fmean
 
 import msgspec
 
+from minirl.actor_state import ActorState
 from minirl.advantages import grpo
 from minirl.batching import deal, gather
-from minirl.checkpoints import Checkpoints
+from minirl.checkpoints import WRITE_TIMEOUT_S, Checkpoints
 from minirl.config import MiniRLConfig
 from minirl.prompts import Prompt
+from minirl.resume import FRESH, Beginning
+from minirl.resume_settings import model_digest, shared_settings
 from minirl.run_output import RunOutput
+from minirl.run_state import RunState
 from minirl.sampling import Sample, make_requests
 from minirl.step_metrics import step_metrics
 from minirl.system import RLSystem
@@ -49,32 +53,51 @@ class Trainer:
     """Generates with the engine, scores, trains the actor and publishes its weights, in a loop."""
 
     def __init__(
-        self, config: MiniRLConfig, data: TaskData, output: RunOutput, system: RLSystem
+        self,
+        config: MiniRLConfig,
+        data: TaskData,
+        output: RunOutput,
+        system: RLSystem,
+        beginning: Beginning = FRESH,
     ) -> None:
-        self.evaluations: list[Evaluation] = []
+        done = beginning.state
+        self.evaluations = msgspec.convert(done.evaluations, list[Evaluation])
         self.on_progress: Progress = lambda _step, _phase, _reward: None
         self._config = config
         self._data = data
         self._output = output
         self._system = system
-        self._version = PolicyVersion(1, 0)
-        self._published_step = 0
-        self._samples_seen = 0
-        self._checkpoints = Checkpoints(output.path / "checkpoints", config.trainer.keep_last)
+        self._beginning = beginning
+        self._version = PolicyVersion(beginning.epoch, 0)
+        self._published_step = done.step
+        self._samples_seen = done.samples
+        self._actor = ActorState(system.workers)
+        self._checkpoints = Checkpoints(
+            output.path / "checkpoints", config.trainer.keep_last, self._actor
+        )
 
     def fit(self) -> None:
-        """The whole run: `total_training_steps` steps between two evaluations."""
+        """The whole run, or the rest of it: `total_training_steps` steps between evaluations."""
         total = self._config.trainer.total_training_steps
-        self._system.weight_sync.sync(self._version, "initial")
-        self._evaluate(step=0)
-        for step in range(1, total + 1):
+        self._restore()
+        if not self.evaluations:
+            self._evaluate(self._published_step)
+        for step in range(self._published_step + 1, total + 1):
             self._step(step)
+        self._save_checkpoint(total)
         self._evaluate(step=total)
         self._checkpoints.save_final(self._save_pretrained)
+        self.settle(WRITE_TIMEOUT_S)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        self._checkpoints.finish(timeout_s)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
         served = self._version
+        with self._phase(timer, step, "save"):
+            self._save_checkpoint(step - 1)
         with self._phase(timer, step, "sync"):
             self._welcome(step)
         with self._phase(timer, step, "generate"):
@@ -92,8 +115,6 @@ class Trainer:
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
             update = self._update(batch, old)
-        with self._phase(timer, step, "save"):
-            self._save_checkpoint(step)
         with self._phase(timer, step, "sync"):
             self._publish(step)
         self._report(step, served, samples, step_metrics(samples, old, update), timer)
@@ -217,12 +238,40 @@ class Trainer:
     # ------------------------------------------------------------------ files
 
     def _save_checkpoint(self, step: int) -> None:
-        frequency = self._config.trainer.save_freq
-        if frequency and step % frequency == 0:
-            self._checkpoints.save(step, self._save_state)
+        """Begin to save what there is after `step`, if that is due.
 
-    def _save_state(self, path: Path) -> None:
-        self._system.workers.call("save_checkpoint", str(path), timeout_s=STEP_TIMEOUT_S)
+        By now its rows are written, so that a checkpoint never knows of a step that they lack.
+        """
+        self._checkpoints.settle()
+        frequency = self._config.trainer.save_freq
+        if frequency and step % frequency == 0 and step > self._beginning.state.step:
+            self._checkpoints.begin(self._state(step))
+
+    def _state(self, step: int) -> RunState:
+        version = self._system.weight_sync.version_of(self._version.epoch, step)
+        return RunState(
+            step=step,
+            version=str(version),
+            weights_digest=self._system.weight_sync.digest_of(version),
+            samples=self._samples_seen,
+            rewards=list(self._output.rewards),
+            evaluations=msgspec.to_builtins(self.evaluations),
+            data=self._data.loader.state(),
+            settings=shared_settings(self._config),
+            model=str(self._data.model_path),
+            model_digest=model_digest(self._data.model_path),
+            world_size=self._system.workers.world_size,
+        )
+
+    def _restore(self) -> None:
+        """Let the engines serve what the run begins with, and the actor train from there."""
+        done, actor = self._beginning.state, self._beginning.actor
+        sync = self._system.weight_sync
+        self._version = sync.version_of(self._beginning.epoch, done.step)
+        if actor is not None:
+            self._actor.load(actor)
+            sync.expect(self._version, done.weights_digest)
+        sync.sync(self._version, "initial")
 
     def _save_pretrained(self, path: Path) -> None:
         self._system.workers.call("save_pretrained", str(path), timeout_s=STEP_TIMEOUT_S)
