@@ -53,7 +53,7 @@ def open_run_dir(path: Path) -> Path:
 
 @contextmanager
 def run_lock(path: Path) -> Iterator[None]:
-    """Keep other processes from writing into a run's directory; gone with this one, however it ends.
+    """Keep other processes from writing into a run directory; gone with this process.
 
     ConfigError if one does.
     """
