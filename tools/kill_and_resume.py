@@ -1,6 +1,6 @@
 """Kill runs at random steps, resume them, and compare with one that nobody killed.
 
-    uv run tools/kill_and_resume.py [--rounds 3] [--steps 8] [--save-freq 2] [--seed 1] [KEY=VALUE ...]
+    uv run tools/kill_and_resume.py [--rounds 3] [--steps 8] [--save-freq 2] [--seed 1] [KEY=VALUE]
 
 Each round starts the same run, kills all its processes with SIGKILL at a random moment of a random
 step, and resumes it by `trainer.resume=auto`. A line says at which step it was killed, where it

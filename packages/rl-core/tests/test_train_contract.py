@@ -73,7 +73,7 @@ class Held(TrainEngineContract):
             "test_stream_is_what_the_manifest_says_on_every_rank",
             "ranks",
         ),
-        (plain.WritesWhatCameLater, BEHIND, "train ranks pool tmp_path"),
+        (plain.WritesWhatCameLater, BEHIND, "train ranks tmp_path"),
         (plain.PerturbsOneTensor, PERTURBED, "ranks"),
         (plain.RestoresRounded, PERTURBED, "ranks"),
     ],
