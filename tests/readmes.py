@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-READMES = ("README.md", "apps/minirl/README.md")
+READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 
 
 def commands() -> list[str]:

@@ -1,19 +1,14 @@
 """Every command of the READMEs is run here or by the test that is named beside it."""
 
-import json
-import re
-import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
+from readmes import ROOT, app_arguments, commands
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
 SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
-READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
@@ -24,41 +19,22 @@ ELSEWHERE = {
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
     "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
+    "uv run apps/minirl data.path=prompts.jsonl reward.path=reward.py data.eval_size=0": (
+        "tests/test_endings.py"
+    ),
+    "uv run apps/minirl trainer.run_dir=my_run trainer.save_freq=10": "tests/test_endings.py",
+    "uv run apps/minirl trainer.run_dir=my_run trainer.save_freq=10 trainer.resume=auto": (
+        "tests/test_endings.py"
+    ),
     "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",
 }
-
-
-def commands():
-    """Commands of the shell blocks, in order."""
-    found = []
-    for name in READMES:
-        for block in re.findall(r"```bash\n(.*?)```", (ROOT / name).read_text(), re.DOTALL):
-            found += [line.strip() for line in block.splitlines() if line.strip()]
-    return list(dict.fromkeys(found))
-
-
-def app_arguments(command):
-    words = shlex.split(command)
-    assert words[:3] == ["uv", "run", "apps/minirl"], command
-    return words[3:]
 
 
 RUN_HERE = [command for command in commands() if command not in ELSEWHERE]
 
 
-@pytest.fixture
-def example_files(tmp_path):
-    """The files that the README's example of own data names, with its own reward function."""
-    text = (ROOT / "apps/minirl/README.md").read_text()
-    reward = re.search(r"```python\n# reward.py\n(.*?)```", text, re.DOTALL)[1]
-    (tmp_path / "reward.py").write_text(reward)
-    lines = [json.dumps({"prompt": f"say {digit}:", "answer": str(digit)}) for digit in range(10)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-    return tmp_path
-
-
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_it_runs(command, runner, example_files):
+def test_it_runs(command, runner):
     arguments = app_arguments(command)
     if arguments[0] in ("fetch", "version"):
         done = subprocess.run(
@@ -71,12 +47,6 @@ def test_it_runs(command, runner, example_files):
         )
         assert done.returncode == 0, done.stderr
         return
-    arguments = [
-        argument.replace("=prompts.jsonl", f"={example_files}/prompts.jsonl").replace(
-            "=reward.py", f"={example_files}/reward.py"
-        )
-        for argument in arguments
-    ]
     small = SMALL if "config=smollm2" in arguments else ()
     run = runner.complete(*arguments, *SHORT, *small, timeout=300)
     assert run.code == 0, run.log

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from mortal_loop import STEPS, Fate, arguments, run
 
+from minirl.checkpoints import Checkpoints
 from minirl.config import load_config
 from minirl.prompt_file import RawPrompt
 from minirl.prompt_loader import PromptLoader
@@ -20,7 +21,8 @@ from minirl.resume_settings import model_digest, shared_settings
 from minirl.run_output import run_lock
 from minirl.run_state import RunState, read_state
 from minirl.tiny_model import ensure_tiny_model
-from rl_core.errors import ConfigError
+from minirl.workers import ActorWorker
+from rl_core.errors import ConfigError, TransferTimeoutError
 
 MOMENTS = 8
 """Moments at which a run is killed, at random."""
@@ -279,3 +281,50 @@ def test_settings_survive_being_written(tmp_path):
     )
     state.write(tmp_path)
     assert read_state(tmp_path).settings == shared_settings(config)
+
+
+class SavesAtOnce:
+    """A train engine that cannot write behind the training."""
+
+    def __init__(self):
+        self.done = []
+
+    def __getattr__(self, name):
+        if name not in ("onload", "offload", "save_checkpoint", "load_checkpoint"):
+            raise AttributeError(name)
+        return lambda *arguments: self.done.append((name, *arguments))
+
+
+def test_an_engine_that_cannot_write_behind_writes_at_once(tmp_path):
+    worker = ActorWorker.__new__(ActorWorker)
+    worker._engine = SavesAtOnce()
+    worker.begin_checkpoint(str(tmp_path))
+    assert worker.checkpoint_written()
+    worker.finish_checkpoint(1.0)
+    assert worker._engine.done == [("onload",), ("save_checkpoint", tmp_path), ("offload",)]
+    worker.load_checkpoint(str(tmp_path))
+    assert worker._engine.done[3:] == [("onload",), ("load_checkpoint", tmp_path), ("offload",)]
+
+
+class NeverWritten:
+    def begin(self, path):
+        path.mkdir()
+
+    def written(self):
+        return False
+
+    def finish(self, timeout_s):
+        raise TransferTimeoutError(f"not within {timeout_s}")
+
+
+def test_a_checkpoint_that_is_never_written_gets_no_name(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 2, NeverWritten())
+    checkpoints.begin(RunState(step=1, version="e1.s1"))
+    checkpoints.settle()
+    for wait in (
+        lambda: checkpoints.finish(1.0),
+        lambda: checkpoints.begin(RunState(step=2, version="e1.s2")),
+    ):
+        with pytest.raises(TransferTimeoutError):
+            wait()
+    assert [path.name for path in tmp_path.iterdir()] == [".step_000001.staged"]
