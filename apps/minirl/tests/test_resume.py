@@ -15,7 +15,7 @@ from minirl.checkpoints import Checkpoints
 from minirl.config import load_config
 from minirl.prompt_file import RawPrompt
 from minirl.prompt_loader import PromptLoader
-from minirl.prompts import PromptSet
+from minirl.prompts import load_prompts
 from minirl.resume import find_resumption
 from minirl.resume_settings import model_digest, shared_settings
 from minirl.run_output import run_lock
@@ -36,15 +36,14 @@ class PlainTokenizer:
         return {"input_ids": [list(text.encode()) for text in texts]}
 
 
-def make_data(config, count=7):
-    raw = [RawPrompt.of_text(index, f"say {index}:", f"{index}") for index in range(count)]
-    prompts = PromptSet(raw, PlainTokenizer(), 100)
+def make_data(config):
+    prompts, held_out = load_prompts(config.data, PlainTokenizer(), config.trainer.seed)
     scorer = SimpleNamespace(score=lambda prompts, texts, ids: [float(sum(one)) for one in ids])
     return SimpleNamespace(
         loader=PromptLoader(
             prompts, config.data.train_batch_size, shuffle=True, seed=config.trainer.seed
         ),
-        held_out=prompts[:2],
+        held_out=held_out[:2],
         decode=lambda sequences: [str(sequence) for sequence in sequences],
         scorer=scorer,
         model_path=ensure_tiny_model(),

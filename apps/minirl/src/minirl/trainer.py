@@ -8,17 +8,15 @@ from statistics import fmean
 
 import msgspec
 
-from minirl.actor_state import ActorState
 from minirl.advantages import grpo
 from minirl.batching import deal, gather
-from minirl.checkpoints import WRITE_TIMEOUT_S, Checkpoints
+from minirl.checkpoints import WRITE_TIMEOUT_S
 from minirl.config import MiniRLConfig
 from minirl.prompts import Prompt
 from minirl.resume import FRESH, Beginning
-from minirl.resume_settings import model_digest, shared_settings
 from minirl.run_output import RunOutput
-from minirl.run_state import RunState
 from minirl.sampling import Sample, make_requests
+from minirl.saved_run import SavedRun
 from minirl.step_metrics import step_metrics
 from minirl.system import RLSystem
 from minirl.task_data import TaskData
@@ -67,31 +65,27 @@ class Trainer:
         self._data = data
         self._output = output
         self._system = system
-        self._beginning = beginning
         self._version = PolicyVersion(beginning.epoch, 0)
         self._published_step = done.step
         self._samples_seen = done.samples
-        self._actor = ActorState(system.workers)
-        self._checkpoints = Checkpoints(
-            output.path / "checkpoints", config.trainer.keep_last, self._actor
-        )
+        self._saved = SavedRun(config, data, output, system, beginning)
 
     def fit(self) -> None:
         """The whole run, or the rest of it: `total_training_steps` steps between evaluations."""
         total = self._config.trainer.total_training_steps
-        self._restore()
+        self._version = self._saved.restore()
         if not self.evaluations:
             self._evaluate(self._published_step)
         for step in range(self._published_step + 1, total + 1):
             self._step(step)
         self._save_checkpoint(total)
         self._evaluate(step=total)
-        self._checkpoints.save_final(self._save_pretrained)
+        self._saved.save_final(self._save_pretrained)
         self.settle(WRITE_TIMEOUT_S)
 
     def settle(self, timeout_s: float) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
-        self._checkpoints.finish(timeout_s)
+        self._saved.settle(timeout_s)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
@@ -238,40 +232,7 @@ class Trainer:
     # ------------------------------------------------------------------ files
 
     def _save_checkpoint(self, step: int) -> None:
-        """Begin to save what there is after `step`, if that is due.
-
-        By now its rows are written, so that a checkpoint never knows of a step that they lack.
-        """
-        self._checkpoints.settle()
-        frequency = self._config.trainer.save_freq
-        if frequency and step % frequency == 0 and step > self._beginning.state.step:
-            self._checkpoints.begin(self._state(step))
-
-    def _state(self, step: int) -> RunState:
-        version = self._system.weight_sync.version_of(self._version.epoch, step)
-        return RunState(
-            step=step,
-            version=str(version),
-            weights_digest=self._system.weight_sync.digest_of(version),
-            samples=self._samples_seen,
-            rewards=list(self._output.rewards),
-            evaluations=msgspec.to_builtins(self.evaluations),
-            data=self._data.loader.state(),
-            settings=shared_settings(self._config),
-            model=str(self._data.model_path),
-            model_digest=model_digest(self._data.model_path),
-            world_size=self._system.workers.world_size,
-        )
-
-    def _restore(self) -> None:
-        """Let the engines serve what the run begins with, and the actor train from there."""
-        done, actor = self._beginning.state, self._beginning.actor
-        sync = self._system.weight_sync
-        self._version = sync.version_of(self._beginning.epoch, done.step)
-        if actor is not None:
-            self._actor.load(actor)
-            sync.expect(self._version, done.weights_digest)
-        sync.sync(self._version, "initial")
+        self._saved.save(step, self._samples_seen, self.evaluations)
 
     def _save_pretrained(self, path: Path) -> None:
         self._system.workers.call("save_pretrained", str(path), timeout_s=STEP_TIMEOUT_S)
