@@ -11,10 +11,12 @@ import random
 import signal
 import threading
 import time
+from functools import cache
 from types import SimpleNamespace
 
 import xxhash
 
+from minirl.config import load_config
 from minirl.resume import FRESH, find_resumption
 from minirl.run_output import RunOutput, create_run_dir, open_run_dir
 from minirl.run_state import VERSION_FILE
@@ -176,10 +178,15 @@ class Torn:
         return getattr(self._file, name)
 
 
-def arguments(run_dir, **changes):
+@cache
+def parsed(arguments):
+    """A configuration; reading one takes longer than a step here."""
+    return load_config(arguments)
+
+
+def configured(run_dir, **changes):
     """Of a run that can be killed and resumed."""
     values = {
-        "trainer.run_dir": run_dir,
         "trainer.total_training_steps": STEPS,
         "trainer.save_freq": 2,
         "trainer.report_to": "[]",
@@ -188,7 +195,11 @@ def arguments(run_dir, **changes):
         "algorithm.ppo_mini_batch_size": 12,
         **changes,
     }
-    return [f"{key}={value}" for key, value in values.items()]
+    resume = values.pop("trainer.resume", None)
+    config = copy.deepcopy(parsed(tuple(f"{key}={value}" for key, value in values.items())))
+    config.trainer.run_dir = None if run_dir is None else str(run_dir)
+    config.trainer.resume = None if resume is None else str(resume)
+    return config
 
 
 def run(config, data, model, fate):

@@ -9,7 +9,7 @@ import traceback
 from types import SimpleNamespace
 
 import pytest
-from mortal_loop import STEPS, Fate, arguments, run
+from mortal_loop import STEPS, Fate, configured, run
 
 from minirl.checkpoints import Checkpoints
 from minirl.config import load_config
@@ -24,7 +24,8 @@ from minirl.tiny_model import ensure_tiny_model
 from minirl.workers import ActorWorker
 from rl_core.errors import ConfigError, TransferTimeoutError
 
-MOMENTS = 8
+MODEL = ensure_tiny_model()
+MOMENTS = 6
 """Moments at which a run is killed, at random."""
 
 
@@ -46,18 +47,18 @@ def make_data(config):
         held_out=held_out[:2],
         decode=lambda sequences: [str(sequence) for sequence in sequences],
         scorer=scorer,
-        model_path=ensure_tiny_model(),
+        model_path=MODEL,
     )
 
 
 def live(run_dir, moments=None, **changes):
     """A run in a process of its own; whether it lived to its end."""
+    config = configured(run_dir, **changes)
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            config = load_config(arguments(run_dir, **changes))
-            run(config, make_data(config), ensure_tiny_model(), Fate(moments))
+            run(config, make_data(config), MODEL, Fate(moments))
             code = 0
         except BaseException:  # noqa: BLE001  (for the report of the test)
             traceback.print_exc()
@@ -150,9 +151,9 @@ def copied(finished, tmp_path):
 
 
 def found(run_dir, **changes):
-    config = load_config(arguments(run_dir, **{"trainer.resume": "auto", **changes}))
+    config = configured(run_dir, **{"trainer.resume": "auto", **changes})
     resumption = find_resumption(config)
-    resumption.check(config, ensure_tiny_model())
+    resumption.check(config, MODEL)
     return resumption
 
 
@@ -179,8 +180,8 @@ def test_fewer_steps_than_done_are_refused(finished):
 
 
 def test_another_model_is_refused(finished, tmp_path):
-    model = shutil.copytree(ensure_tiny_model(), tmp_path / "model")
-    config = load_config(arguments(finished, **{"trainer.resume": "auto"}))
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    config = configured(finished, **{"trainer.resume": "auto"})
     resumption = find_resumption(config)
     resumption.check(config, model)
     (model / "config.json").write_text((model / "config.json").read_text() + " ")
@@ -189,8 +190,8 @@ def test_another_model_is_refused(finished, tmp_path):
 
 
 def test_other_prompts_are_refused(finished):
-    config = load_config(arguments(finished))
-    state = find_resumption(load_config(arguments(finished, **{"trainer.resume": "auto"}))).state
+    config = configured(finished)
+    state = find_resumption(configured(finished, **{"trainer.resume": "auto"})).state
     loader = make_data(config).loader
     loader.load_state(state.data)
     loader._prompts._raw[3] = RawPrompt.of_text(3, "say something else:", "3")
@@ -241,7 +242,7 @@ def test_auto_takes_the_newest_run(copied, tmp_path, monkeypatch):
     assert find_resumption(load_config(["trainer.resume=auto"])) is None
     for name in ("20260101-000000-000", "20260102-000000-000"):
         shutil.copytree(copied, tmp_path / "runs" / name)
-    resumption = found("null")
+    resumption = found(None)
     assert resumption.run_dir == tmp_path / "runs" / "20260102-000000-000"
 
 
@@ -249,7 +250,7 @@ def test_a_checkpoint_in_another_directory_begins_a_run_of_its_own(copied, tmp_p
     checkpoint = copied / "checkpoints" / "step_000004"
     assert found(tmp_path / "other", **{"trainer.resume": checkpoint}).run_dir is None
     moved = checkpoint.rename(tmp_path / "step_000004")
-    assert found("null", **{"trainer.resume": moved}).run_dir is None
+    assert found(None, **{"trainer.resume": moved}).run_dir is None
 
 
 @pytest.mark.parametrize("path", ["/no/such/checkpoint", "/tmp"])
@@ -276,7 +277,7 @@ def test_settings_survive_being_written(tmp_path):
         step=1,
         version="e1.s1",
         settings=shared_settings(config),
-        model_digest=model_digest(ensure_tiny_model()),
+        model_digest=model_digest(MODEL),
     )
     state.write(tmp_path)
     assert read_state(tmp_path).settings == shared_settings(config)
