@@ -18,7 +18,7 @@ from minirl.prompt_loader import PromptLoader
 from minirl.prompts import load_prompts
 from minirl.resume import find_resumption
 from minirl.resume_settings import model_digest, shared_settings
-from minirl.run_output import run_lock
+from minirl.run_output import RunOutput, run_lock
 from minirl.run_state import RunState, read_state
 from minirl.tiny_model import ensure_tiny_model
 from minirl.workers import ActorWorker
@@ -129,6 +129,22 @@ def test_what_was_done_after_the_checkpoint_is_set_aside(tmp_path):
     again = rows(run_dir, "trajectories.jsonl")
     assert again[:48] == first[:48]
     assert again[48]["policy_version_spans"] == [["e2.s4", 0, 4]]
+
+
+def test_tensorboard_shows_what_came_of_the_run_only(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = configured(tmp_path, **{"trainer.report_to": "[tensorboard]"})
+    for done, steps in ((0, range(1, 7)), (4, range(5, 8))):
+        with RunOutput(tmp_path, config, RunState(step=done, version=f"e1.s{done}")) as output:
+            for step in steps:
+                output.write_metrics(step, {"loss": done + step, "reward/mean": 0.0})
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [(one.step, one.value) for one in read.Scalars("loss")] == [
+        *[(step, step) for step in range(1, 5)],
+        *[(step, 4 + step) for step in range(5, 8)],
+    ]
 
 
 def test_the_number_of_steps_may_grow(tmp_path):
