@@ -380,6 +380,32 @@ def test_training_resumes_on_another_number_of_ranks(  # noqa: PLR0913
     assert [item.name for item in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_random_generators_go_on_where_they_were_on_every_rank(ranks, models, settings, tmp_path):
+    path = tmp_path / "checkpoint"
+    config = settings(models("dense"), 2)
+    first = [("initialize",), *[("draw",)] * 2, ("save_checkpoint", path), ("draw",)]
+    drawn = ranks.run(2, config, lambda rank: first if rank else [*first[:2], *first[3:]])
+    again = [("initialize",), ("draw",), ("load_checkpoint", path), ("draw",)]
+    resumed = ranks.run(2, config, again)
+    assert [result[-1] for result in resumed] == [result[-1] for result in drawn]
+    assert drawn[0][-1] != drawn[1][-1]
+    one = ranks.run(1, settings(models("dense")), again)
+    assert one[0][-1] == drawn[0][-1]
+
+
+def test_a_checkpoint_that_cannot_be_written_behind_stops_every_rank(
+    ranks, models, settings, tmp_path
+):
+    """Its staging directory is gone when the thread comes to it, or its name is taken by a file."""
+    path = tmp_path / "checkpoint"
+    (tmp_path / ".checkpoint.old").write_text("in the way")
+    path.mkdir()
+    calls = [("initialize",), ("begin_checkpoint", path), ("finish_checkpoint", 20.0)]
+    for outcome in ranks.outcomes(2, settings(models("dense"), 2), calls):
+        assert isinstance(outcome["error"], TrainError)
+    assert list(path.iterdir()) == []
+
+
 def test_what_is_no_checkpoint_is_refused(ranks, models, settings, tmp_path):
     calls = [("initialize",), ("load_checkpoint", tmp_path)]
     error = ranks.outcomes(1, settings(models("dense")), calls)[0]["error"]

@@ -146,6 +146,9 @@ class TrainerConfig:
     """Sync weights after every n-th step; the last step is always followed by one."""
     run_dir: str | None = None
     """Output directory; null is runs/<time>."""
+    resume: str | None = None
+    """auto: go on from the newest checkpoint of `run_dir` (null: of the newest run in runs/), or
+    begin if there is none. Or the path of a checkpoint, or of a run."""
     save_freq: int = 0
     """Save a training checkpoint every n-th step; 0 never."""
     keep_last: int = 2

@@ -10,11 +10,13 @@ import msgspec
 
 from minirl.advantages import grpo
 from minirl.batching import deal, gather
-from minirl.checkpoints import Checkpoints
+from minirl.checkpoints import WRITE_TIMEOUT_S
 from minirl.config import MiniRLConfig
 from minirl.prompts import Prompt
+from minirl.resume import FRESH, Beginning
 from minirl.run_output import RunOutput
 from minirl.sampling import Sample, make_requests
+from minirl.saved_run import SavedRun
 from minirl.step_metrics import step_metrics
 from minirl.system import RLSystem
 from minirl.task_data import TaskData
@@ -49,32 +51,47 @@ class Trainer:
     """Generates with the engine, scores, trains the actor and publishes its weights, in a loop."""
 
     def __init__(
-        self, config: MiniRLConfig, data: TaskData, output: RunOutput, system: RLSystem
+        self,
+        config: MiniRLConfig,
+        data: TaskData,
+        output: RunOutput,
+        system: RLSystem,
+        beginning: Beginning = FRESH,
     ) -> None:
-        self.evaluations: list[Evaluation] = []
+        done = beginning.state
+        self.evaluations = msgspec.convert(done.evaluations, list[Evaluation])
         self.on_progress: Progress = lambda _step, _phase, _reward: None
         self._config = config
         self._data = data
         self._output = output
         self._system = system
-        self._version = PolicyVersion(1, 0)
-        self._published_step = 0
-        self._samples_seen = 0
-        self._checkpoints = Checkpoints(output.path / "checkpoints", config.trainer.keep_last)
+        self._version = PolicyVersion(beginning.epoch, 0)
+        self._published_step = done.step
+        self._samples_seen = done.samples
+        self._saved = SavedRun(config, data, output, system, beginning)
 
     def fit(self) -> None:
-        """The whole run: `total_training_steps` steps between two evaluations."""
+        """The whole run, or the rest of it: `total_training_steps` steps between evaluations."""
         total = self._config.trainer.total_training_steps
-        self._system.weight_sync.sync(self._version, "initial")
-        self._evaluate(step=0)
-        for step in range(1, total + 1):
+        self._version = self._saved.restore()
+        if not self.evaluations:
+            self._evaluate(self._published_step)
+        for step in range(self._published_step + 1, total + 1):
             self._step(step)
+        self._save_checkpoint(total)
         self._evaluate(step=total)
-        self._checkpoints.save_final(self._save_pretrained)
+        self._saved.save_final(self._save_pretrained)
+        self.settle(WRITE_TIMEOUT_S)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        self._saved.settle(timeout_s)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
         served = self._version
+        with self._phase(timer, step, "save"):
+            self._save_checkpoint(step - 1)
         with self._phase(timer, step, "sync"):
             self._welcome(step)
         with self._phase(timer, step, "generate"):
@@ -92,8 +109,6 @@ class Trainer:
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
             update = self._update(batch, old)
-        with self._phase(timer, step, "save"):
-            self._save_checkpoint(step)
         with self._phase(timer, step, "sync"):
             self._publish(step)
         self._report(step, served, samples, step_metrics(samples, old, update), timer)
@@ -218,12 +233,7 @@ class Trainer:
     # ------------------------------------------------------------------ files
 
     def _save_checkpoint(self, step: int) -> None:
-        frequency = self._config.trainer.save_freq
-        if frequency and step % frequency == 0:
-            self._checkpoints.save(step, self._save_state)
-
-    def _save_state(self, path: Path) -> None:
-        self._system.workers.call("save_checkpoint", str(path), timeout_s=STEP_TIMEOUT_S)
+        self._saved.save(step, self._samples_seen, self.evaluations)
 
     def _save_pretrained(self, path: Path) -> None:
         self._system.workers.call("save_pretrained", str(path), timeout_s=STEP_TIMEOUT_S)

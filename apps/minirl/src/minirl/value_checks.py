@@ -99,6 +99,8 @@ def _check_halves(config: MiniRLConfig) -> None:
     given = [name for name, is_given in halves.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+    if given and config.trainer.resume is not None:
+        raise ConfigError(f"trainer.resume={config.trainer.resume}: not with {given[0]}")
 
 
 def _check_finite(node: Any, key: str) -> None:

@@ -30,6 +30,7 @@ from rl_core.interfaces.rollout import (
     SupportsLiveDigests,
 )
 from rl_core.interfaces.training import (
+    SupportsCheckpointBehind,
     SupportsFileCheck,
     SupportsPerturbation,
     SupportsReference,
@@ -72,6 +73,7 @@ __all__ = [
     "RolloutAdapter",
     "RolloutBackend",
     "RolloutMode",
+    "SupportsCheckpointBehind",
     "SupportsCheckpointPath",
     "SupportsFileCheck",
     "SupportsLiveContent",
