@@ -14,6 +14,7 @@ from rl_core.errors import ConfigError, LifecycleError, NonFiniteError, TrainErr
 from rl_core.interfaces import RankPlace
 from rl_train_fsdp.config import EngineConfig, FsdpConfig, ModelConfig
 from rl_train_fsdp.engine import FsdpTrainEngine
+from rl_train_fsdp.rows import plan_rows
 from rl_train_fsdp.wrapping import check_experts
 
 pytestmark = pytest.mark.engine
@@ -58,8 +59,8 @@ def test_log_probs_are_those_of_transformers(kind, world, ranks, models, setting
 
 LOSSES = [
     {"kl_coef": 0.1, "entropy_coef": 0.01},
-    {"loss_agg_mode": "seq-mean-token-mean"},
-    {"loss_agg_mode": "seq-mean-token-sum", "kl_coef": 0.3},
+    {"loss_agg_mode": "seq-mean-token-mean", "loss_mode": "gspo", "clip_ratio_high": 5.0},
+    {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 4.0, "kl_coef": 0.3},
 ]
 
 
@@ -129,12 +130,47 @@ def in_groups(samples, sizes):
     ]
 
 
+def ended_in_every_way(samples, longest=9):
+    """The samples, two of them cut at the longest length, one of those aborted, one of one token.
+
+    A cut response has no end, so that its last token is one of the loss like all others.
+    """
+
+    def changed(sample, length, mask):
+        def fit(column):
+            return (column * length)[:length]
+
+        return msgspec.structs.replace(
+            sample,
+            response_ids=fit(sample.response_ids),
+            loss_mask=[mask] * length,
+            advantages=fit(sample.advantages),
+            old_log_probs=fit(sample.old_log_probs),
+            ref_log_probs=fit(sample.ref_log_probs),
+            rollout_is_weights=[1.0 + 0.1 * place for place in range(length)],
+        )
+
+    samples = [
+        msgspec.structs.replace(sample, rollout_is_weights=[0.9] * len(sample.response_ids))
+        for sample in samples
+    ]
+    samples[0] = changed(samples[0], longest, 1)
+    samples[1] = changed(samples[1], longest, 0)
+    samples[2] = changed(samples[2], 1, 1)
+    samples[6] = changed(samples[6], longest, 1)
+    return samples
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_prompts_change_neither_log_probs_nor_gradients(
     kind, ranks, models, settings, make_samples
 ):
-    """Groups of unequal size, padding, masked ends; one group lies on both ranks."""
+    """Groups of unequal size, padding, masked ends, truncation; one group lies on both ranks."""
     samples = in_groups(make_samples(11, old=True, ref=True), [5, 1, 3, 2])
+    samples = ended_in_every_way(samples)
+    for limit, expected in ((16384, [1, 2, 3, 5]), (24, [1, 1, 1, 1, 2, 2, 3])):
+        rows = plan_rows(samples, loss_only=True, max_tokens=limit, width=32)
+        assert sorted(len(row.samples) for row in rows) == expected
     variants = [
         (1, {"share_prefixes": False}),
         (1, {}),

@@ -85,6 +85,8 @@ class TrainSample(msgspec.Struct, frozen=True):
         old_log_probs: R log-probabilities of the policy before this update, or None where
             they are to be computed (`compute_log_prob`) or the update is on-policy.
         ref_log_probs: R log-probabilities of the frozen reference, or None without KL term.
+        rollout_is_weights: R factors of the tokens' surrogates, which correct for a rollout engine
+            that computes other probabilities than the trainer; None for 1 everywhere.
         temperature: the response was sampled at this temperature; log-probabilities are
             those of logits / temperature.
     """
@@ -95,6 +97,7 @@ class TrainSample(msgspec.Struct, frozen=True):
     advantages: list[float] = []
     old_log_probs: list[float] | None = None
     ref_log_probs: list[float] | None = None
+    rollout_is_weights: list[float] | None = None
     temperature: float = 1.0
 
     @property

@@ -1,13 +1,22 @@
-"""The objective: PPO's clipped surrogate, k3 to a reference, an entropy bonus.
+"""The objective: PPO's clipped surrogate and its variants, k3 to a reference, an entropy bonus.
 
 GRPO (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3) is PPO's clipped surrogate (Schulman
 et al. 2017, arXiv:1707.06347, eq. 7) with group-relative advantages, which come with the samples,
 and a KL term in the loss (eq. 4), estimated by k3 (Schulman 2020, "Approximating KL divergence").
 With r = exp(log p - log p_old) and d = log p_ref - log p, a token costs
 
-    max(-A r, -A clip(r, 1 - eps, 1 + eps)) + kl_coef (exp(d) - d - 1) - entropy_coef H
+    w max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) + kl_coef (exp(d) - d - 1) - entropy_coef H
 
-and the loss is the sum of tokens times their weights (`mini_batches.token_weight`).
+and the loss is the sum of tokens times their weights (`mini_batches.token_weight`). Variants:
+
+- DAPO (Yu et al. 2025, arXiv:2503.14476), section 3.1, "Clip-Higher": eps_high above eps_low;
+  section 3.3, token-level loss: `loss_agg_mode` `token-mean`.
+- Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), section 3.2: responses are summed and divided by a
+  constant instead of their own length, `loss_agg_mode` `seq-mean-token-sum-norm`.
+- GSPO (Zheng et al. 2025, arXiv:2507.18071), section 4.1: r is that of the sequence, the
+  geometric mean of its tokens' ratios (`sequence_log_ratio`), `loss_mode` `gspo`.
+- w corrects for samples of a rollout engine whose probabilities are not exactly the trainer's
+  (truncated importance sampling); it comes with the samples and is 1 without.
 """
 
 from __future__ import annotations
@@ -41,12 +50,16 @@ class LossInputs:
         advantages: positive values raise the token's probability.
         old_log_probs: of the policy that sampled, or None to take the current one (on-policy).
         ref_log_probs: of the frozen reference, or None.
+        rollout_is_weights: factors of the surrogate, or None for 1.
+        counts: (S,) int64, how many of the N tokens, one after the other, are of each sequence.
     """
 
     weights: Tensor
     advantages: Tensor
     old_log_probs: Tensor | None
     ref_log_probs: Tensor | None
+    rollout_is_weights: Tensor | None
+    counts: Tensor
 
     @classmethod
     def collect(
@@ -73,6 +86,8 @@ class LossInputs:
             advantages,
             column("old_log_probs"),
             column("ref_log_probs"),
+            column("rollout_is_weights"),
+            torch.tensor([len(offsets) for offsets in chosen], dtype=torch.int64, device=device),
         )
 
 
@@ -92,7 +107,12 @@ def policy_loss(
     """
     old = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
     log_ratio = log_probs - old
-    surrogate, clipped = clipped_surrogate(log_ratio, inputs.advantages, config.clip_ratio)
+    ratio = log_ratio
+    if config.loss_mode == "gspo":
+        ratio = sequence_log_ratio(log_ratio, inputs.counts)
+    surrogate, clipped = clipped_surrogate(ratio, inputs.advantages, *config.clip_bounds)
+    if inputs.rollout_is_weights is not None:
+        surrogate = surrogate * inputs.rollout_is_weights
     kl = torch.zeros_like(log_probs)
     if inputs.ref_log_probs is not None:
         kl = kl_k3(log_probs, inputs.ref_log_probs)
@@ -104,15 +124,30 @@ def policy_loss(
     return loss, torch.cat([loss.detach()[None], per_token.sum(1)])
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def sequence_log_ratio(log_ratio: Tensor, counts: Tensor) -> Tensor:
+    """GSPO's log-ratio: for each of N tokens the mean over its sequence, (N,); differentiable.
+
+    Args:
+        log_ratio: (N,) of the tokens, sequence after sequence.
+        counts: (S,) int64 tokens of each sequence, N in all; 0 is allowed.
+    """
+    order = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    sums = log_ratio.new_zeros(len(counts)).index_add(0, order, log_ratio)
+    return (sums / counts.clamp(min=1))[order]
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, lowest: float, highest: float
+) -> tuple[Tensor, Tensor]:
     """PPO's pessimistic surrogate as a loss, and 1.0 where the clip decided it. Shapes (N,).
 
+    The ratio counts within [`lowest`, `highest`], 1 - eps_low and 1 + eps_high.
     The log-ratio is held within 20 of 0, so that a token of vanished probability cannot make the
     product infinite.
     """
     ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     plain = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - eps, 1 + eps)
+    bounded = -advantages * ratio.clamp(lowest, highest)
     return torch.maximum(plain, bounded), (bounded > plain).to(torch.float32)
 
 

@@ -35,6 +35,7 @@ def check_columns(samples: Sequence[TrainSample], config: LossConfig) -> None:
             "advantages": sample.advantages,
             "old_log_probs": sample.old_log_probs,
             "ref_log_probs": sample.ref_log_probs,
+            "rollout_is_weights": sample.rollout_is_weights,
         }
         length = len(sample.response_ids)
         for name, column in columns.items():
@@ -44,6 +45,6 @@ def check_columns(samples: Sequence[TrainSample], config: LossConfig) -> None:
         if config.kl_coef > 0 and sample.ref_log_probs is None:
             msg = f"sample {index} has no ref_log_probs, which kl_coef {config.kl_coef} needs"
             raise TrainError(msg)
-    for name in ("old_log_probs", "ref_log_probs"):
+    for name in ("old_log_probs", "ref_log_probs", "rollout_is_weights"):
         if len({getattr(sample, name) is None for sample in samples}) > 1:
             raise TrainError(f"some samples have {name} and others do not")

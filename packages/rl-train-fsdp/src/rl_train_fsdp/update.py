@@ -142,8 +142,7 @@ class PolicyUpdate:
         if rows:
             batch = MicroBatch.pack(samples, rows, loss_only=True)
         chosen = [samples[index] for index in batch.indices]
-        mode = self.config.loss.loss_agg_mode
-        weights = [token_weight(mode, count, sizes) for count in batch.counts]
+        weights = [token_weight(self.config.loss, count, sizes) for count in batch.counts]
         log_probs, entropy = self.policy(batch.to(self.device))
         inputs = LossInputs.collect(chosen, weights, self.device)
         loss, metrics = policy_loss(log_probs, entropy, inputs, self.config.loss)
