@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.trajectory import TrainSample
 from rl_core.errors import ConfigError
+from rl_core.trajectory import TrainSample
 from rl_train_fsdp.config import LossConfig
 from rl_train_fsdp.losses import (
     METRICS,

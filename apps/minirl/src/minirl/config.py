@@ -13,6 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from minirl.algorithm_config import AlgorithmConfig, OverlongBufferConfig
 from minirl.config_keys import expand_home
 from minirl.debug_config import DebugConfig
 from rl_core.errors import ConfigError, in_one_line
@@ -155,20 +156,6 @@ class TrainerConfig:
 
 
 @dataclass
-class AlgorithmConfig:
-    """What is optimised."""
-
-    adv_estimator: str = "grpo"
-    clip_ratio: float = 0.2
-    kl_coef: float = 0.0
-    loss_agg_mode: str = "token-mean"
-    norm_adv_by_std: bool = True
-    ppo_epochs: int = 1
-    ppo_mini_batch_size: int | None = None
-    """Samples per optimizer step, over all ranks; null takes the whole batch."""
-
-
-@dataclass
 class DataConfig:
     """Prompts."""
 
@@ -196,6 +183,7 @@ class RewardConfig:
     path: str | None = None
     """FILE.py or FILE.py:NAME; null takes the task's own reward."""
     timeout_s: float = 60.0
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 
 @dataclass

@@ -26,7 +26,8 @@ class Trajectory(msgspec.Struct):
         seed: the request's seed.
         raw_reward: as the reward function returned it; `reward` is what was trained on.
         reward: see `raw_reward`.
-        advantage: of every token of the response; None without a reward.
+        advantage: of every token of the response; None without a reward, or where the sample's
+            group was left out (dynamic sampling).
         weights_digest: digest of digests of the version served, or None without verification.
     """
 
@@ -73,7 +74,7 @@ def to_trajectory(
         sampling_params=sample.sampling,
         seed=sample.sampling.seed,
         raw_reward=sample.raw_reward,
-        reward=sample.raw_reward,
+        reward=sample.reward,
         advantage=sample.advantage,
         weights_digest=weights_digest,
     )

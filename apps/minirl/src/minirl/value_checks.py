@@ -16,8 +16,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
     "rollout.dtype": ("float32", "bfloat16", "float16"),
     "rollout.on_replica_failure": ("abort", "continue"),
-    "algorithm.adv_estimator": ("grpo",),
-    "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
+    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus"),
+    "algorithm.loss_mode": ("vanilla", "gspo"),
+    "algorithm.loss_agg_mode": (
+        "token-mean",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+    ),
+    "algorithm.rollout_correction.rollout_is": ("token", "sequence"),
     "data.task": ("repeat",),
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
@@ -40,6 +47,8 @@ _AT_LEAST: dict[str, float] = {
     "trainer.keep_last": 1,
     "algorithm.ppo_epochs": 1,
     "algorithm.kl_coef": 0,
+    "algorithm.filter_groups.max_num_gen_batches": 1,
+    "reward.overlong_buffer.penalty_factor": 0,
     "checkpoint_engine.debug.verify_every": 1,
     "checkpoint_engine.debug.keep_last": 1,
     "data.train_batch_size": 1,
@@ -54,6 +63,9 @@ _POSITIVE = (
     "checkpoint_engine.timeout_s",
     "checkpoint_engine.debug.perturb_delta",
     "algorithm.clip_ratio",
+    "algorithm.clip_ratio_low",
+    "algorithm.clip_ratio_high",
+    "algorithm.rollout_correction.rollout_is_threshold",
     "reward.timeout_s",
 )
 _REPORTERS = ("tensorboard",)
@@ -62,23 +74,30 @@ _REPORTERS = ("tensorboard",)
 def check_values(config: MiniRLConfig) -> None:
     """ConfigError, one line, for the first value that can't be."""
     for key, choices in _CHOICES.items():
-        _check_choice(key, value_of(config, key), choices)
+        value = value_of(config, key)
+        if value is not None:
+            _check_choice(key, value, choices)
     for reporter in config.trainer.report_to:
         _check_choice("trainer.report_to", reporter, _REPORTERS)
     _check_finite(asdict(config), "")
-    for key, bound in _AT_LEAST.items():
-        value = value_of(config, key)
-        if value is None or value < bound:
-            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
-    for key in _POSITIVE:
-        if value_of(config, key) <= 0:
-            raise ConfigError(f"{key}={value_of(config, key)}: must be greater than 0")
+    _check_bounds(config)
     if config.trainer.seed >= 1 << 32:
         raise ConfigError(f"trainer.seed={config.trainer.seed}: must be below 2^32")
     if not 0 < config.rollout.top_p <= 1:
         raise ConfigError(f"rollout.top_p={config.rollout.top_p}: must be in (0, 1]")
     if config.rollout.top_k != -1 and config.rollout.top_k < 1:
         raise ConfigError(f"rollout.top_k={config.rollout.top_k}: must be -1 (no limit) or >= 1")
+
+
+def _check_bounds(config: MiniRLConfig) -> None:
+    for key, bound in _AT_LEAST.items():
+        value = value_of(config, key)
+        if value is None or value < bound:
+            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
+    for key in _POSITIVE:
+        value = value_of(config, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}={value}: must be greater than 0")
 
 
 def _check_finite(node: Any, key: str) -> None:
