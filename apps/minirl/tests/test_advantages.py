@@ -56,6 +56,10 @@ def test_a_sample_without_reward_counts_nowhere(name):
     assert estimate(name, [0.0, None, 1.0]) == [first, None, second]
 
 
+def test_ppo_has_the_rewards_until_the_critic_was_asked():
+    assert estimate("ppo", [0.0, None, 2.0]) == [0.0, None, 2.0]
+
+
 def test_an_unknown_estimator_is_an_error():
     with pytest.raises(ValueError, match="remax"):
         estimate("remax", [0.0])

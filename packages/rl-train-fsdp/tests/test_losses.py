@@ -16,8 +16,10 @@ from rl_train_fsdp.losses import (
     kl_k3,
     policy_loss,
     sequence_log_ratio,
+    value_loss,
 )
 from rl_train_fsdp.mini_batches import loss_sizes, token_weight
+from rl_train_fsdp.policy import TokenScores
 
 
 def test_the_clipped_surrogate_by_hand():
@@ -74,7 +76,7 @@ def test_the_whole_loss_by_hand():
         counts=torch.tensor([1, 1]),
     )
     config = LossConfig(kl_coef=0.1, entropy_coef=0.01)
-    loss, sums = policy_loss(log_probs, torch.tensor([2.0, 4.0]), inputs, config)
+    loss, sums = policy_loss(TokenScores(log_probs, torch.tensor([2.0, 4.0]), None), inputs, config)
     expected = 1.0 + 0.05 * (1 - math.log(2)) - 0.03
     assert loss.item() == pytest.approx(expected)
     values = dict(zip(METRICS, sums.tolist(), strict=True))
@@ -111,7 +113,9 @@ def test_gspo_by_hand():
     # second one's ratio 0.6 is within [0.5, 1.75]. J = (3 * 1.75 - 0.6) / 2.
     log_probs = torch.zeros(3, requires_grad=True)
     ratio = torch.tensor([4.0, 1.0, 0.6])
-    loss, sums = policy_loss(log_probs, torch.zeros(3), gspo_inputs(-ratio.log()), GSPO)
+    loss, sums = policy_loss(
+        TokenScores(log_probs, torch.zeros(3), None), gspo_inputs(-ratio.log()), GSPO
+    )
     assert loss.item() == pytest.approx(-(3 * 1.75 - 0.6) / 2)
     assert sums[METRICS.index("clip_fraction")] == 2
     loss.backward()
@@ -123,7 +127,7 @@ def test_the_gradient_of_gspo_by_hand():
     # Ratios 2 and 1/2 make 1: dJ / d log p_t = A s / (2 sequences * own tokens) for each token.
     log_probs = torch.zeros(3, requires_grad=True)
     old = -torch.tensor([2.0, 0.5, 1.0]).log()
-    policy_loss(log_probs, torch.zeros(3), gspo_inputs(old), GSPO)[0].backward()
+    policy_loss(TokenScores(log_probs, torch.zeros(3), None), gspo_inputs(old), GSPO)[0].backward()
     torch.testing.assert_close(log_probs.grad, torch.tensor([-0.75, -0.75, 0.5]))
 
 
@@ -148,14 +152,42 @@ def test_weights_of_importance_sampling_scale_the_surrogate_and_nothing_else():
         counts=torch.tensor([2]),
     )
     config = LossConfig(kl_coef=0.1)
-    loss, _ = policy_loss(log_probs, torch.zeros(2), inputs, config)
+    loss, _ = policy_loss(TokenScores(log_probs, torch.zeros(2), None), inputs, config)
     assert loss.item() == pytest.approx(-2 + 0.1 * (1 - math.log(2)))
     loss.backward()
     torch.testing.assert_close(log_probs.grad, torch.tensor([-0.5 - 0.05, -1.5 - 0.05]))
     same = replace(inputs, rollout_is_weights=torch.ones(2))
     without = replace(inputs, rollout_is_weights=None)
-    values = [policy_loss(log_probs, torch.zeros(2), item, config)[0] for item in (same, without)]
+    values = [
+        policy_loss(TokenScores(log_probs, torch.zeros(2), None), item, config)[0]
+        for item in (same, without)
+    ]
     assert values[0] == values[1]
+
+
+def test_the_clipped_value_loss_by_hand():
+    # Returns 1, clip 0.2. 0.5 from 0 is held at 0.2: (0.2 - 1)^2 > (0.5 - 1)^2. From 0.4 it is
+    # within the clip. 1.5 from 1.1 is held at 1.3, and its own error 0.5^2 is the larger.
+    values = torch.tensor([0.5, 0.5, 1.5], requires_grad=True)
+    inputs = replace(
+        gspo_inputs(None), old_values=torch.tensor([0.0, 0.4, 1.1]), returns=torch.ones(3)
+    )
+    errors = value_loss(values, inputs, 0.2)
+    torch.testing.assert_close(errors, torch.tensor([0.64, 0.25, 0.25]) / 2)
+    errors.sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0.0, -0.5, 0.5]))
+    with pytest.raises(TypeError, match="returns"):
+        value_loss(values, gspo_inputs(None), 0.2)
+
+
+def test_the_critic_adds_its_loss_to_that_of_the_policy():
+    # On-policy with A = 3, 3, -1 and weights 1/4, 1/4, 1/2: -(1.5 - 0.5). 0 is 2 from 2: 2 each.
+    inputs = replace(gspo_inputs(None), old_values=torch.zeros(3), returns=torch.full((3,), 2.0))
+    scores = TokenScores(torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    loss, sums = policy_loss(scores, inputs, LossConfig(critic=True, vf_coef=0.5))
+    assert loss.item() == pytest.approx(-1 + 0.5 * 2)
+    assert sums[METRICS.index("value_loss")] == 6
+    assert sums[METRICS.index("tokens")] == 3
 
 
 @pytest.mark.parametrize(

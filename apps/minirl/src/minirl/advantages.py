@@ -20,7 +20,7 @@ _VARIANCE_EPSILON = 1e-8
 def estimate_advantages(
     algorithm: AlgorithmConfig, rewards: Rewards, groups: Sequence[int], lengths: Sequence[int]
 ) -> Advantages:
-    """By the configured estimator.
+    """By the configured estimator; for ppo the rewards, until the critic was asked (`gae`).
 
     Args:
         algorithm: `adv_estimator` and `norm_adv_by_std`.
@@ -39,6 +39,8 @@ def estimate_advantages(
             return rloo(rewards, groups)
         case "reinforce_plus_plus":
             return reinforce_plus_plus(rewards, lengths)
+        case "ppo":
+            return list(rewards)
     msg = f"no advantage estimator {algorithm.adv_estimator!r}"
     raise ValueError(msg)
 

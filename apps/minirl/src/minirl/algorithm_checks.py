@@ -1,9 +1,11 @@
 """Which parts of an algorithm go together."""
 
+from minirl.algorithm_config import AlgorithmConfig
 from minirl.config import MiniRLConfig
 from rl_core.errors import ConfigError
 
 _GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+_CRITIC_KEYS = ("gamma", "lam", "vf_coef", "cliprange_value")
 
 
 def check_algorithm(config: MiniRLConfig) -> None:
@@ -28,6 +30,7 @@ def check_algorithm(config: MiniRLConfig) -> None:
             f"seq-mean-token-mean instead of {algorithm.loss_agg_mode}"
         )
         raise ConfigError(msg)
+    _check_critic(algorithm)
     if algorithm.filter_groups.enable and copies < 2:
         msg = (
             f"algorithm.filter_groups.enable=true keeps groups whose rewards differ; with "
@@ -35,6 +38,26 @@ def check_algorithm(config: MiniRLConfig) -> None:
         )
         raise ConfigError(msg)
     _check_overlong(config)
+
+
+def _check_critic(algorithm: AlgorithmConfig) -> None:
+    if algorithm.adv_estimator != "ppo":
+        for name in _CRITIC_KEYS:
+            value = getattr(algorithm, name)
+            if value != getattr(AlgorithmConfig, name):
+                msg = f"algorithm.{name}={value}: is for the critic of adv_estimator=ppo"
+                raise ConfigError(f"{msg}, not for {algorithm.adv_estimator}")
+        return
+    for name in ("gamma", "lam"):
+        value = getattr(algorithm, name)
+        if value > 1:
+            raise ConfigError(f"algorithm.{name}={value}: must be between 0 and 1")
+    if algorithm.loss_mode == "gspo":
+        msg = (
+            "algorithm.loss_mode=gspo: has one ratio and one advantage for a whole response; "
+            "adv_estimator=ppo has an advantage for each token"
+        )
+        raise ConfigError(msg)
 
 
 def _check_overlong(config: MiniRLConfig) -> None:

@@ -43,7 +43,7 @@ class AlgorithmConfig:
     """What is optimised."""
 
     adv_estimator: str = "grpo"
-    """grpo | dr_grpo | rloo | reinforce_plus_plus."""
+    """grpo | dr_grpo | rloo | reinforce_plus_plus | ppo (with a critic)."""
     loss_mode: str = "vanilla"
     """vanilla: ratio of each token | gspo: of the sequence."""
     clip_ratio: float = 0.2
@@ -57,6 +57,14 @@ class AlgorithmConfig:
     rollout.max_completion_length)."""
     norm_adv_by_std: bool = True
     """grpo: divide by the standard deviation of the group's rewards."""
+    gamma: float = 1.0
+    """ppo: discount of the reward, a token."""
+    lam: float = 0.95
+    """ppo: lambda of GAE."""
+    vf_coef: float = 0.1
+    """ppo: weight of the value loss. The critic is a head on the policy's own layers."""
+    cliprange_value: float = 0.2
+    """ppo: a value counts within so much of what it was before the update."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     ppo_epochs: int = 1

@@ -24,6 +24,7 @@ class Sample(msgspec.Struct):
         raw_reward: as scored; None before scoring, or where the sample is not rewarded.
         reward: what is trained on: `raw_reward`, less what its length costs.
         advantage: None before `advantage`, or where there is no reward.
+        advantages: with a critic those of the tokens, `advantage` being their mean; else None.
         kept: whether it is trained on; false for groups that dynamic sampling left out.
     """
 
@@ -35,6 +36,7 @@ class Sample(msgspec.Struct):
     raw_reward: float | None = None
     reward: float | None = None
     advantage: float | None = None
+    advantages: list[float] | None = None
     kept: bool = True
 
     @property

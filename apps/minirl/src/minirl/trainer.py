@@ -12,6 +12,7 @@ from minirl.advantages import estimate_advantages
 from minirl.batching import deal, gather
 from minirl.checkpoints import Checkpoints
 from minirl.config import MiniRLConfig
+from minirl.gae import with_critic
 from minirl.group_filter import keep_informative
 from minirl.overlong import shape_rewards
 from minirl.prompts import Prompt
@@ -92,6 +93,7 @@ class Trainer:
             batch, weights = corrected(
                 batch, trained, old, self._config.algorithm.rollout_correction
             )
+            batch, critic = with_critic(batch, trained, old, self._config.algorithm)
         with self._phase(timer, step, "ref"):
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
@@ -104,6 +106,7 @@ class Trainer:
             **step_metrics(samples, trained, old, update),
             **collection_metrics(samples, self._config),
             **weights,
+            **critic,
         }
         self._report(step, served, samples, numbers, timer)
 

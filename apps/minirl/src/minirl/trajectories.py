@@ -28,6 +28,7 @@ class Trajectory(msgspec.Struct):
         reward: see `raw_reward`.
         advantage: of every token of the response; None without a reward, or where the sample's
             group was left out (dynamic sampling).
+        advantages: with a critic those of the tokens, `advantage` being their mean; else None.
         weights_digest: digest of digests of the version served, or None without verification.
     """
 
@@ -48,6 +49,7 @@ class Trajectory(msgspec.Struct):
     raw_reward: float | None
     reward: float | None
     advantage: float | None
+    advantages: list[float] | None
     weights_digest: str | None
 
 
@@ -76,5 +78,6 @@ def to_trajectory(
         raw_reward=sample.raw_reward,
         reward=sample.reward,
         advantage=sample.advantage,
+        advantages=sample.advantages,
         weights_digest=weights_digest,
     )

@@ -16,7 +16,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
     "rollout.dtype": ("float32", "bfloat16", "float16"),
     "rollout.on_replica_failure": ("abort", "continue"),
-    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus"),
+    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"),
     "algorithm.loss_mode": ("vanilla", "gspo"),
     "algorithm.loss_agg_mode": (
         "token-mean",
@@ -47,6 +47,8 @@ _AT_LEAST: dict[str, float] = {
     "trainer.keep_last": 1,
     "algorithm.ppo_epochs": 1,
     "algorithm.kl_coef": 0,
+    "algorithm.gamma": 0,
+    "algorithm.lam": 0,
     "algorithm.filter_groups.max_num_gen_batches": 1,
     "reward.overlong_buffer.penalty_factor": 0,
     "checkpoint_engine.debug.verify_every": 1,
@@ -66,6 +68,8 @@ _POSITIVE = (
     "algorithm.clip_ratio_low",
     "algorithm.clip_ratio_high",
     "algorithm.rollout_correction.rollout_is_threshold",
+    "algorithm.vf_coef",
+    "algorithm.cliprange_value",
     "reward.timeout_s",
 )
 _REPORTERS = ("tensorboard",)

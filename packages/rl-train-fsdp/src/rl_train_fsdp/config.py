@@ -187,6 +187,15 @@ class LossConfig:
     loss_scale_factor: float | None = None
     """Divisor of `seq-mean-token-sum-norm`, commonly the longest response allowed."""
 
+    critic: bool = False
+    """Give the policy a value head, and train it along: PPO's critic on the policy's own layers."""
+
+    vf_coef: float = 0.1
+    """Weight of the value loss, with `critic`."""
+
+    cliprange_value: float = 0.2
+    """A value counts within so much of what it was before the update, with `critic`."""
+
     ppo_epochs: int = 1
     """Passes over the samples of one `update_policy`."""
 
@@ -201,6 +210,8 @@ class LossConfig:
             clip_ratio_low=self.clip_ratio_low,
             clip_ratio_high=self.clip_ratio_high,
             loss_scale_factor=self.loss_scale_factor,
+            vf_coef=self.vf_coef,
+            cliprange_value=self.cliprange_value,
         )
         _require_not_negative(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
         self._check_mode()

@@ -15,6 +15,8 @@ and the loss is the sum of tokens times their weights (`mini_batches.token_weigh
   constant instead of their own length, `loss_agg_mode` `seq-mean-token-sum-norm`.
 - GSPO (Zheng et al. 2025, arXiv:2507.18071), section 4.1: r is that of the sequence, the
   geometric mean of its tokens' ratios (`sequence_log_ratio`), `loss_mode` `gspo`.
+- PPO with a critic adds vf_coef times the clipped value loss (`value_loss`); its advantages, by
+  GAE, come with the samples.
 - w corrects for samples of a rollout engine whose probabilities are not exactly the trainer's
   (truncated importance sampling); it comes with the samples and is 1 without.
 """
@@ -34,8 +36,9 @@ if TYPE_CHECKING:
 
     from rl_core.trajectory import TrainSample
     from rl_train_fsdp.config import LossConfig
+    from rl_train_fsdp.policy import TokenScores
 
-METRICS = ("loss", "kl", "entropy", "clip_fraction", "ppo_kl", "tokens")
+METRICS = ("loss", "kl", "entropy", "clip_fraction", "ppo_kl", "value_loss", "tokens")
 """What `policy_loss` sums; all but `loss` and `tokens` are per-token values to be averaged."""
 
 _MAX_LOG_RATIO = 20.0
@@ -51,6 +54,8 @@ class LossInputs:
         old_log_probs: of the policy that sampled, or None to take the current one (on-policy).
         ref_log_probs: of the frozen reference, or None.
         rollout_is_weights: factors of the surrogate, or None for 1.
+        old_values: by the critic before the update, or None without one.
+        returns: targets of the critic, or None without one.
         counts: (S,) int64, how many of the N tokens, one after the other, are of each sequence.
     """
 
@@ -60,6 +65,8 @@ class LossInputs:
     ref_log_probs: Tensor | None
     rollout_is_weights: Tensor | None
     counts: Tensor
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
 
     @classmethod
     def collect(
@@ -88,23 +95,25 @@ class LossInputs:
             column("ref_log_probs"),
             column("rollout_is_weights"),
             torch.tensor([len(offsets) for offsets in chosen], dtype=torch.int64, device=device),
+            column("old_values"),
+            column("returns"),
         )
 
 
 def policy_loss(
-    log_probs: Tensor, entropy: Tensor, inputs: LossInputs, config: LossConfig
+    scores: TokenScores, inputs: LossInputs, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of N tokens, and its metrics.
 
     Args:
-        log_probs: (N,) float32 of the current policy.
-        entropy: (N,) float32, nats.
+        scores: of the tokens by the current policy, and its critic if there is one.
         inputs: the tokens' other columns.
         config: coefficients.
 
     Returns:
-        The differentiable loss, and the sums of `METRICS` over the tokens, (6,) float32, detached.
+        The differentiable loss, and the sums of `METRICS` over the tokens, (7,) float32, detached.
     """
+    log_probs, entropy, values = scores
     old = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
     log_ratio = log_probs - old
     ratio = log_ratio
@@ -119,8 +128,13 @@ def policy_loss(
     tokens = surrogate + config.kl_coef * kl
     if config.entropy_coef:
         tokens = tokens - config.entropy_coef * entropy
+    errors = torch.zeros_like(log_probs)
+    if values is not None:
+        errors = value_loss(values, inputs, config.cliprange_value)
+        tokens = tokens + config.vf_coef * errors
     loss = (inputs.weights * tokens).sum()
-    per_token = torch.stack([kl, entropy, clipped, -log_ratio, torch.ones_like(kl)]).detach()
+    columns = [kl, entropy, clipped, -log_ratio, errors, torch.ones_like(kl)]
+    per_token = torch.stack(columns).detach()
     return loss, torch.cat([loss.detach()[None], per_token.sum(1)])
 
 
@@ -149,6 +163,22 @@ def clipped_surrogate(
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(lowest, highest)
     return torch.maximum(plain, bounded), (bounded > plain).to(torch.float32)
+
+
+def value_loss(values: Tensor, inputs: LossInputs, clip: float) -> Tensor:
+    """PPO's clipped value loss of N tokens, (N,); differentiable.
+
+    Half the squared error (Schulman et al. 2017, arXiv:1707.06347, eq. 9, L^VF), the larger one of
+    the value and of the value held within `clip` of what it was: the pessimistic clipping of
+    OpenAI's baselines, described by Engstrom et al. 2020 (arXiv:2005.12729), section 3.
+
+    Errors: TypeError for samples without old values and returns.
+    """
+    if inputs.old_values is None or inputs.returns is None:
+        raise TypeError("samples without old_values and returns")
+    held = inputs.old_values + (values - inputs.old_values).clamp(-clip, clip)
+    errors = torch.maximum((values - inputs.returns) ** 2, (held - inputs.returns) ** 2)
+    return errors / 2
 
 
 def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
