@@ -77,7 +77,8 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
         scores = token_log_probs(
             hidden, matrix.weight, batch.targets, batch.temperature, self.head, bias
         )
-        values = None if self.value_head is None else self.value_head(hidden).squeeze(-1).float()
+        # The sum over the one column is no view: FSDP hangs its hooks on what is returned.
+        values = None if self.value_head is None else self.value_head(hidden).sum(-1).float()
         return TokenScores(*scores, values)
 
     def check_head(self, device: torch.device) -> None:

@@ -48,8 +48,9 @@ def score(
         values: list[list[float]] | list[None] = [None] * len(batch.counts)
         if scored.values is not None:
             values = _split(scored.values, batch)
-        for index, *columns, value in zip(batch.indices, log_probs, entropy, values, strict=True):
-            scores[index] = LogProbs(*columns, value)
+        columns = zip(log_probs, entropy, values, strict=True)
+        for index, (of_token, nats, value) in zip(batch.indices, columns, strict=True):
+            scores[index] = LogProbs(of_token, nats, value)
     return scores
 
 
