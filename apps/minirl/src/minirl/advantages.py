@@ -74,7 +74,7 @@ def rloo(rewards: Rewards, groups: Sequence[int]) -> Advantages:
     """REINFORCE leave-one-out: reward minus the mean of the *other* samples of the group.
 
     Kool et al. 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!"; for language models
-    Ahmadian et al. 2024, "Back to Basics" (arXiv:2402.14740), section 2.2:
+    Ahmadian et al. 2024, "Back to Basics" (arXiv:2402.14740):
     A_i = r_i - sum_{j != i} r_j / (k - 1), which is k / (k - 1) times the distance from the mean. A
     group of one has no baseline and gives 0.
     """

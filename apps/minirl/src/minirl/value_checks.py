@@ -9,7 +9,7 @@ from minirl.config_keys import value_of
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.mode": ("fused", "separate"),
     "cluster.device": ("auto", "cpu", "cuda", "npu"),
     "actor.engine_config.dtype": ("float32", "bfloat16"),
@@ -77,7 +77,7 @@ _REPORTERS = ("tensorboard",)
 
 def check_values(config: MiniRLConfig) -> None:
     """ConfigError, one line, for the first value that can't be."""
-    for key, choices in _CHOICES.items():
+    for key, choices in CHOICES.items():
         value = value_of(config, key)
         if value is not None:
             _check_choice(key, value, choices)
