@@ -12,6 +12,7 @@ the runs wrote is under the directory that is printed first. A run takes 1 to 2 
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Does each algorithm learn the default task?")
     parser.add_argument("arguments", nargs="*", help=f"{', '.join(ALGORITHMS)}, or key=value")
     given = parser.parse_args().arguments
+    # So that a run is not left behind: SIGTERM alone would end this program at once.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = [item for item in given if item in ALGORITHMS]
     extra = [item for item in given if item not in ALGORITHMS]
     if unknown := [item for item in extra if "=" not in item]:
