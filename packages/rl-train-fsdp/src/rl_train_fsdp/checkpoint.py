@@ -123,6 +123,7 @@ def _tensors(model: nn.Module, optimizer: ShardedAdamW) -> dict[str, Any]:
     """All sharded state under flat names; the values are the live tensors."""
     flat: dict[str, Any] = {}
     _add(flat, "model", module_tensors(model))
+    _add(flat, "model", optimizer.critic)
     for name, state in optimizer.state.items():
         _add(flat, f"optimizer.{name}", state)
     return flat

@@ -17,7 +17,7 @@ from rl_train_fsdp.full_tensors import FullTensors
 from rl_train_fsdp.memory import MemoryUse, parameter_count_line
 from rl_train_fsdp.micro_batches import Batching
 from rl_train_fsdp.offload import Offload
-from rl_train_fsdp.optimizer import ShardedAdamW
+from rl_train_fsdp.optimizer import CRITIC, ShardedAdamW
 from rl_train_fsdp.perturbation import Perturbation
 from rl_train_fsdp.policy import Policy
 from rl_train_fsdp.prefix_sharing import sharing_width
@@ -40,6 +40,8 @@ from rl_train_fsdp.wrapping import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from torch import nn
 
     from rl_core.interfaces import TensorStream
     from rl_core.metadata import Manifest
@@ -232,7 +234,7 @@ class _Parts:
         conversions = Conversions(model, self.directory.tensors)
         check_complete(model, conversions, self.directory)
         check_experts(model, place.world_size)
-        self.policy = Policy(model)
+        self.policy = Policy(model, critic=config.loss.critic)
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.group = ProcessGroup(place, config.engine.timeout_s)
         self.writer = CheckpointWriter(self.group)
@@ -240,7 +242,7 @@ class _Parts:
         if config.engine.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._shard(config, conversions)
-        self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
+        self.optimizer = ShardedAdamW(self._trained(), config.optimizer)
         self.reference = Reference(self.policy) if config.loss.kl_coef > 0 else None
         self.policy.check_head(self.device)
         self.batching = self._batching(config)
@@ -258,6 +260,12 @@ class _Parts:
             self.batching,
             accumulate=not self._reshard(config),
         )
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Parameters by the names under which checkpoints know their moments."""
+        critic = self.policy.value_head
+        named = {} if critic is None else dict(critic.named_parameters(prefix=CRITIC))
+        return {**dict(self.policy.model.named_parameters()), **named}
 
     def _batching(self, config: FsdpConfig) -> Batching:
         """Collective."""
@@ -282,6 +290,7 @@ class _Parts:
         wrapped = shard(self.policy, mesh, dtype, reshard=self._reshard(config))
         allocate(self.policy, self.device)
         load_shards(model, conversions, self.directory)
+        self.policy.reset_critic()
         self._say(
             f"Applied FSDP wrapping. mesh={tuple(mesh.shape)}, dtype={config.engine.dtype}, "
             f"layers={'|'.join(wrapped) or 'none'}, device={self.device}"
