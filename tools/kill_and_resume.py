@@ -144,6 +144,9 @@ def main() -> int:
         runner = Runner(Path(directory))
         try:
             whole = runner.complete(*arguments, timeout=LIMIT_S)
+            if whole.code != 0:
+                sys.stdout.write(f"BAD the run that nobody kills failed:\n{whole.log[-3000:]}\n")
+                return 1
             for number in range(options.rounds):
                 same = number < options.rounds - 1
                 wrong, line = killed_and_resumed(runner, whole, arguments, drawn, same=same)
