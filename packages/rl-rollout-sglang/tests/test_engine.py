@@ -202,7 +202,6 @@ def test_what_is_paused_in_place_can_be_ended(dense, weight_sets, ask):
         dense.adapters[0].release(["kv_cache"], 30)
         [ended] = running.result(30)
     assert ended.finish_reason == "abort"
-    assert ended.token_ids
     dense.adapters[0].resume(["kv_cache"], 30)
     dense.adapters[0].continue_(30)
     dense.sync(weight_sets["dense"][0])
