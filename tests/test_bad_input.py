@@ -13,7 +13,10 @@ import pytest
 from pyarrow import parquet
 from whole_runs import MARK, marked_processes
 
+from minirl.config import load_config
 from minirl.model_directory import edit_json
+from minirl.resume_settings import model_digest, shared_settings
+from minirl.run_state import RunState
 from minirl.tiny_model import ensure_tiny_model
 
 FORKS = Path(__file__).parent / "forked_runs.py"
@@ -116,6 +119,7 @@ def test_a_command_line_of_its_own(runner):
         ("reward.path=7", ["reward.path", "FILE.py"]),
         ("reward.weights=[1.0,2.0]", ["reward.weights=[1.0, 2.0]", "2 weights for 1 reward"]),
         ("trainer.report_to=[wandb]", ["trainer.report_to=wandb", "rl-minirl[wandb]"]),
+        ("trainer.resume=/no/such/step_000002", ["trainer.resume=/no/such/step_000002"]),
         ("trian", ["trian", "train"]),
     ],
 )
@@ -228,3 +232,27 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(refused, tmp_path):
     line = refused(run_dir=tmp_path)
     assert f"trainer.run_dir={tmp_path}" in line
     assert (tmp_path / "metrics.jsonl").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("trainer.seed=2", "trainer.seed=2: "),
+        ("data.num_generations=4", "data.num_generations=4: "),
+        ("trainer.total_training_steps=1", "trainer.total_training_steps=1: "),
+    ],
+)
+def test_a_checkpoint_that_the_settings_contradict(refused, tmp_path, argument, part):
+    config = load_config([])
+    state = RunState(
+        step=2,
+        version="e1.s2",
+        settings=shared_settings(config),
+        model_digest=model_digest(ensure_tiny_model()),
+    )
+    checkpoint = tmp_path / "step_000002"
+    checkpoint.mkdir()
+    state.write(checkpoint)
+    line = refused(f"trainer.resume={checkpoint}", argument)
+    assert part in line
+    assert str(checkpoint) in line

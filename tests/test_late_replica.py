@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from readme_programs import readme_program
+from readmes import program
 from whole_runs import VERIFIED
 
 pytestmark = pytest.mark.engine
@@ -25,7 +25,7 @@ ARGUMENTS = (
 
 def test_the_late_replica_serves_what_is_published(runner, tmp_path):
     """The task is the README's own, in one file."""
-    (tmp_path / "task.py").write_text(readme_program("task.py"))
+    (tmp_path / "task.py").write_text(program("task.py"))
     task = f"data.task={tmp_path / 'task.py'}"
     run = runner.complete(str(tmp_path), task, *ARGUMENTS, *VERIFIED, program=PROGRAM)
     assert run.code == 0, run.log

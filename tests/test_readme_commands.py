@@ -1,21 +1,15 @@
 """Every command of the READMEs is run here or by the test that is named beside it."""
 
 import re
-import shlex
 import subprocess
-from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
-from readme_programs import readme_program
+from readmes import ROOT, app_arguments, commands, write_example
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
 SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
-READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
@@ -35,42 +29,22 @@ ELSEWHERE = {
     "uv run apps/minirl data.task=task.py": "tests/test_late_replica.py",
     "uv run apps/minirl show RUN": "tests/test_default_run.py",
     "uv run apps/minirl debug.train_only=RUN": "tests/test_default_run.py",
+    "uv run apps/minirl data.path=prompts.jsonl reward.path=reward.py data.eval_size=0": (
+        "tests/test_endings.py"
+    ),
+    "uv run apps/minirl trainer.run_dir=my_run trainer.save_freq=10": "tests/test_endings.py",
+    "uv run apps/minirl trainer.run_dir=my_run trainer.save_freq=10 trainer.resume=auto": (
+        "tests/test_endings.py"
+    ),
     "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",
 }
-
-
-def commands():
-    """Commands of the shell blocks, in order."""
-    found = []
-    for name in READMES:
-        for block in re.findall(r"```bash\n(.*?)```", (ROOT / name).read_text(), re.DOTALL):
-            found += [line.strip() for line in block.splitlines() if line.strip()]
-    return list(dict.fromkeys(found))
-
-
-def app_arguments(command):
-    words = shlex.split(command)
-    assert words[:3] == ["uv", "run", "apps/minirl"], command
-    return words[3:]
 
 
 RUN_HERE = [command for command in commands() if command not in ELSEWHERE]
 
 
-@pytest.fixture
-def example_files(tmp_path):
-    """The files that the README's examples name, with its own task and reward functions."""
-    for name in ("task.py", "reward.py"):
-        (tmp_path / name).write_text(readme_program(name))
-    questions = [f"say {digit}:" for digit in range(10)]
-    answers = [str(digit) for digit in range(10)]
-    table = pyarrow.table({"question": questions, "answer": answers})
-    parquet.write_table(table, tmp_path / "prompts.parquet")
-    return tmp_path
-
-
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_it_runs(command, runner, example_files):
+def test_it_runs(command, runner, tmp_path):
     arguments = app_arguments(command)
     if arguments[0] in ("fetch", "version", "doctor"):
         done = subprocess.run(
@@ -83,9 +57,10 @@ def test_it_runs(command, runner, example_files):
         )
         assert done.returncode == 0, done.stderr
         return
-    for name in ("task.py", "prompts.parquet", "reward.py"):
+    write_example(tmp_path)
+    for name in ("prompts.parquet", "reward.py"):
         arguments = [
-            re.sub(rf"(?<=[=\[,]){re.escape(name)}", f"{example_files}/{name}", item)
+            re.sub(rf"(?<=[=\[,]){re.escape(name)}", f"{tmp_path}/{name}", item)
             for item in arguments
         ]
     small = SMALL if "config=smollm2" in arguments else ()

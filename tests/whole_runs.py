@@ -177,6 +177,8 @@ class Runner:
             run.stop()
 
 
+ONE_ACTOR = ("cluster.actor.n_gpus_per_node=1", "actor.engine_config.fsdp_size=1")
+
 DYING = ROOT / "tests" / "dying_run.py"
 ENDED_S = 30.0
 

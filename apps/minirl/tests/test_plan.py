@@ -27,6 +27,31 @@ def test_the_default_plan_is_two_actors_and_one_replica():
     assert (made.model_path / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("preset", "longest", "expected"),
+    [
+        ("dapo", 12, {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "loss_mode": "vanilla"}),
+        ("dr_grpo", 8, {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8.0}),
+        ("gspo", 8, {"loss_agg_mode": "seq-mean-token-mean", "loss_mode": "gspo"}),
+        ("dapo,smollm2", 16, {"clip_ratio_high": 0.28, "ppo_mini_batch_size": 16}),
+    ],
+)
+def test_presets_of_algorithms_reach_the_train_engine(preset, longest, expected):
+    model = "actor.model_config.local_path=null"
+    made = plan("cluster.device=cpu", f"config={preset}", model)
+    assert made.config.rollout.max_completion_length == longest
+    assert expected.items() <= made.train_config["loss"].items()
+
+
+def test_reinforce_plus_plus_needs_no_groups():
+    made = plan(
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "data.num_generations=1",
+        "algorithm.ppo_mini_batch_size=32",
+    )
+    assert made.config.data.num_generations == 1
+
+
 def test_separate_mode_may_go_on_without_a_replica():
     made = plan("cluster.device=cpu", "config=separate", "rollout.on_replica_failure=continue")
     assert made.config.rollout.on_replica_failure == "continue"
@@ -57,6 +82,42 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["actor.engine_config.backend=megatron"], ["megatron", "fsdp2"]),
         (["cluster.mode=fusd"], ["cluster.mode=fusd", "fused"]),
         (["algorithm.adv_estimator=grop"], ["adv_estimator=grop", "grpo"]),
+        (["algorithm.adv_estimator=rlo"], ["adv_estimator=rlo", "nearest is rloo"]),
+        (["data.num_generations=1"], ["adv_estimator=grpo", "num_generations=1", "advantages"]),
+        (
+            ["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std=false"],
+            ["norm_adv_by_std=false", "grpo", "rloo"],
+        ),
+        (["algorithm.lam=0.9"], ["lam=0.9", "adv_estimator=ppo", "grpo"]),
+        (["algorithm.adv_estimator=ppo", "algorithm.gamma=1.5"], ["gamma=1.5", "between 0 and 1"]),
+        (["algorithm.adv_estimator=ppo", "algorithm.vf_coef=0"], ["vf_coef=0", "greater than 0"]),
+        (["config=gspo", "algorithm.adv_estimator=ppo"], ["loss_mode=gspo", "adv_estimator=ppo"]),
+        (["algorithm.loss_mode=gsop"], ["loss_mode=gsop", "nearest is gspo"]),
+        (["algorithm.loss_mode=gspo"], ["loss_mode=gspo", "loss_agg_mode=seq-mean-token-mean"]),
+        (["algorithm.loss_agg_mode=mean"], ["loss_agg_mode=mean", "token-mean"]),
+        (["algorithm.clip_ratio_high=0"], ["clip_ratio_high=0", "greater than 0"]),
+        (["algorithm.rollout_correction.rollout_is=tokens"], ["rollout_is=tokens", "token"]),
+        (
+            ["algorithm.rollout_correction.rollout_is_threshold=-1"],
+            ["rollout_is_threshold=-1", "greater than 0"],
+        ),
+        (
+            ["algorithm.filter_groups.max_num_gen_batches=0"],
+            ["max_num_gen_batches=0", "at least 1"],
+        ),
+        (
+            [
+                "algorithm.adv_estimator=reinforce_plus_plus",
+                "algorithm.filter_groups.enable=true",
+                "data.num_generations=1",
+            ],
+            ["filter_groups.enable=true", "num_generations=1"],
+        ),
+        (["reward.overlong_buffer.enable=true"], ["overlong_buffer.len=0", "length=8"]),
+        (
+            ["reward.overlong_buffer.enable=true", "reward.overlong_buffer.len=9"],
+            ["overlong_buffer.len=9", "at most", "length=8"],
+        ),
         (["algorithm.ppo_mini_batch_size=100"], ["ppo_mini_batch_size=100", "256"]),
         (["trainer.total_training_steps=0"], ["total_training_steps=0", "at least 1"]),
         (["rollout.top_p=0"], ["top_p=0"]),

@@ -29,6 +29,7 @@ def sample(index):
         "text",
         sampling_params(load_config([]).rollout, seed=index),
         raw_reward=None if index == 1 else index / 10,
+        reward=None if index == 1 else index / 20,
         rewards={"a": index / 10},
     )
 

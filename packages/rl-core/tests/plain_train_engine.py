@@ -1,5 +1,6 @@
 """A bigram model trained by hand, replicated on every rank: enough to hold the train contract."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class PlainTrainEngine(TrainEngine):
     def __init__(self, config, place):
         self._config, self._place, self._weights = config, place, None
         self._kept = {}
+        self._begun = None
 
     def initialize(self):
         if self._place.world_size > 1:
@@ -98,9 +100,27 @@ class PlainTrainEngine(TrainEngine):
 
     def save_checkpoint(self, path):
         if self._place.rank == 0:
+            path.mkdir(exist_ok=True)
             state = {"weights": self._weights, "momentum": self._momentum}
             torch.save(state, path / "state")
         self._barrier()
+
+    def begin_checkpoint(self, path):
+        if self._begun is not None:
+            raise LifecycleError("finish the one before first")
+        self._begun = (path, copy.deepcopy((self._weights, self._momentum)))
+
+    def checkpoint_written(self):
+        return self._begun is None
+
+    def finish_checkpoint(self, timeout_s):
+        if self._begun is None:
+            return
+        path, state = self._begun
+        now = (self._weights, self._momentum)
+        self._weights, self._momentum = state
+        self.save_checkpoint(path)
+        (self._weights, self._momentum), self._begun = now, None
 
     def load_checkpoint(self, path):
         state = torch.load(path / "state")
@@ -156,14 +176,22 @@ class DriftsWithoutRate(PlainTrainEngine):
 class StreamsOldCopy(PlainTrainEngine):
     """What is published was copied once."""
 
-    copy = None
+    old = None
 
     def get_per_tensor_param(self):
-        self.copy = self.copy or {
+        self.old = self.old or {
             name: weight.detach().clone() for name, weight in self._weights.items()
         }
-        for name, weight in self.copy.items():
+        for name, weight in self.old.items():
             yield meta_of(name, weight), weight
+
+
+class WritesWhatCameLater(PlainTrainEngine):
+    """Nothing is copied when a checkpoint is begun."""
+
+    def begin_checkpoint(self, path):
+        super().begin_checkpoint(path)
+        self._begun = (path, (self._weights, self._momentum))
 
 
 class ForgetsOptimizer(PlainTrainEngine):

@@ -44,6 +44,7 @@ class TestTwoRanks(TrainEngineContract):
         return under_test(plain.PlainTrainEngine, 2, launcher)
 
 
+BEHIND = "test_checkpoint_written_behind_is_of_the_moment_it_was_begun"
 PERTURBED = "test_perturbed_weights_differ_everywhere_and_come_back"
 
 
@@ -72,6 +73,7 @@ class Held(TrainEngineContract):
             "test_stream_is_what_the_manifest_says_on_every_rank",
             "ranks",
         ),
+        (plain.WritesWhatCameLater, BEHIND, "train ranks tmp_path"),
         (plain.PerturbsOneTensor, PERTURBED, "ranks"),
         (plain.RestoresRounded, PERTURBED, "ranks"),
     ],

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -191,12 +192,27 @@ def ranks(tmp_path_factory):
 
 @pytest.fixture
 def make_samples():
-    """`make(count, seed=...)`: random samples of uneven lengths, some tokens masked."""
+    """`make(count, seed=...)`: random samples of uneven lengths, some tokens masked.
+
+    `make.for_critic(count, ...)`: the same with values and returns.
+    """
 
     def make(count, *, seed=0, old=False, ref=False, temperature=1.0, vocab=61):
         rnd = random.Random(seed)
         return [_sample(rnd, old, ref, temperature, vocab) for _ in range(count)]
 
+    def make_for_critic(count, **options):
+        rnd = random.Random(1)
+        return [
+            msgspec.structs.replace(
+                sample,
+                old_values=[rnd.uniform(-0.3, 0.3) for _ in sample.response_ids],
+                returns=[rnd.uniform(-1, 1) for _ in sample.response_ids],
+            )
+            for sample in make(count, **options)
+        ]
+
+    make.for_critic = make_for_critic
     return make
 
 

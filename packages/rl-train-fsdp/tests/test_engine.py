@@ -14,6 +14,7 @@ from rl_core.errors import ConfigError, LifecycleError, NonFiniteError, TrainErr
 from rl_core.interfaces import RankPlace
 from rl_train_fsdp.config import EngineConfig, FsdpConfig, ModelConfig
 from rl_train_fsdp.engine import FsdpTrainEngine
+from rl_train_fsdp.rows import plan_rows
 from rl_train_fsdp.wrapping import check_experts
 
 pytestmark = pytest.mark.engine
@@ -57,9 +58,9 @@ def test_log_probs_are_those_of_transformers(kind, world, ranks, models, setting
 
 
 LOSSES = [
-    {"kl_coef": 0.1, "entropy_coef": 0.01},
-    {"loss_agg_mode": "seq-mean-token-mean"},
-    {"loss_agg_mode": "seq-mean-token-sum", "kl_coef": 0.3},
+    {"kl_coef": 0.1, "entropy_coef": 0.01, "critic": True, "vf_coef": 0.5},
+    {"loss_agg_mode": "seq-mean-token-mean", "loss_mode": "gspo", "clip_ratio_high": 5.0},
+    {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 4.0, "kl_coef": 0.3},
 ]
 
 
@@ -69,7 +70,7 @@ LOSSES = [
 def test_the_gradient_depends_on_neither_ranks_nor_batches(
     kind, loss, ranks, models, settings, make_samples
 ):
-    samples = make_samples(7, old=True, ref=True)
+    samples = make_samples.for_critic(7, old=True, ref=True)
     variants = [
         (1, {}),
         (1, {"ppo_max_token_len_per_gpu": 20}),
@@ -129,16 +130,51 @@ def in_groups(samples, sizes):
     ]
 
 
+def ended_in_every_way(samples, longest=9):
+    """The samples, two of them cut at the longest length, one of those aborted, one of one token.
+
+    A cut response has no end, so that its last token is one of the loss like all others.
+    """
+
+    def changed(sample, length, mask):
+        def fit(column):
+            return (column * length)[:length]
+
+        return msgspec.structs.replace(
+            sample,
+            response_ids=fit(sample.response_ids),
+            loss_mask=[mask] * length,
+            advantages=fit(sample.advantages),
+            old_log_probs=fit(sample.old_log_probs),
+            ref_log_probs=fit(sample.ref_log_probs),
+            rollout_is_weights=[1.0 + 0.1 * place for place in range(length)],
+        )
+
+    samples = [
+        msgspec.structs.replace(sample, rollout_is_weights=[0.9] * len(sample.response_ids))
+        for sample in samples
+    ]
+    samples[0] = changed(samples[0], longest, 1)
+    samples[1] = changed(samples[1], longest, 0)
+    samples[2] = changed(samples[2], 1, 1)
+    samples[6] = changed(samples[6], longest, 1)
+    return samples
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_prompts_change_neither_log_probs_nor_gradients(
     kind, ranks, models, settings, make_samples
 ):
-    """Groups of unequal size, padding, masked ends; one group lies on both ranks."""
+    """Groups of unequal size, padding, masked ends, truncation; one group lies on both ranks."""
     samples = in_groups(make_samples(11, old=True, ref=True), [5, 1, 3, 2])
+    samples = ended_in_every_way(samples)
+    for limit, expected in ((16384, [1, 2, 3, 5]), (14, [1, 1, 2, 2, 2, 3])):
+        rows = plan_rows(samples, loss_only=True, max_tokens=limit, width=32)
+        assert sorted(len(row.samples) for row in rows) == expected
     variants = [
         (1, {"share_prefixes": False}),
         (1, {}),
-        (1, {"ppo_max_token_len_per_gpu": 24}),
+        (1, {"ppo_max_token_len_per_gpu": 14}),
         (2, {}),
         (2, {"gradient_checkpointing": True, "reshard_after_forward": True}),
     ]
@@ -357,11 +393,12 @@ def test_training_resumes_on_another_number_of_ranks(  # noqa: PLR0913
     kind, first, second, ranks, models, settings, make_samples, tmp_path
 ):
     path = tmp_path / "checkpoint"
-    samples = make_samples(6, old=True)
+    samples = make_samples.for_critic(6, old=True)
     optimizer = {"lr": 0.01, "lr_scheduler_type": "cosine", "total_training_steps": 5}
 
     def run(world, calls):
-        config = settings(models(kind), world, optimizer=optimizer)
+        critic = {"critic": kind == "tied"}
+        config = settings(models(kind), world, optimizer=optimizer, loss=critic)
         shares = split(samples, world)
         return ranks.run(
             world,
@@ -369,15 +406,45 @@ def test_training_resumes_on_another_number_of_ranks(  # noqa: PLR0913
             lambda rank: [("update_policy", shares[rank]) if c == "update" else c for c in calls],
         )[0]
 
-    start = run(
-        first, [("initialize",), "update", ("save_checkpoint", path), "update", ("tensors",)]
-    )
-    resumed = run(second, [("initialize",), ("load_checkpoint", path), "update", ("tensors",)])
+    end = ["update", ("tensors",), ("compute_log_prob", samples)]
+    start = run(first, [("initialize",), "update", ("save_checkpoint", path), *end])
+    resumed = run(second, [("initialize",), ("load_checkpoint", path), *end])
     assert resumed[2] == pytest.approx(start[3], rel=1e-3, abs=1e-6)
     assert resumed[2]["lr"] < 0.01
     for (meta, tensor), (_, expected) in zip(resumed[3], start[4], strict=True):
         torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=1e-4, msg=meta.name)
     assert [item.name for item in tmp_path.iterdir()] == ["checkpoint"]
+    for mine, theirs in zip(resumed[4], start[5], strict=True):
+        assert (mine.values is not None) == (kind == "tied")
+        if mine.values is not None:
+            assert any(mine.values)
+            assert mine.values == pytest.approx(theirs.values, rel=1e-3, abs=1e-4)
+
+
+def test_random_generators_go_on_where_they_were_on_every_rank(ranks, models, settings, tmp_path):
+    path = tmp_path / "checkpoint"
+    config = settings(models("dense"), 2)
+    first = [("initialize",), *[("draw",)] * 2, ("save_checkpoint", path), ("draw",)]
+    drawn = ranks.run(2, config, lambda rank: first if rank else [*first[:2], *first[3:]])
+    again = [("initialize",), ("draw",), ("load_checkpoint", path), ("draw",)]
+    resumed = ranks.run(2, config, again)
+    assert [result[-1] for result in resumed] == [result[-1] for result in drawn]
+    assert drawn[0][-1] != drawn[1][-1]
+    one = ranks.run(1, settings(models("dense")), again)
+    assert one[0][-1] == drawn[0][-1]
+
+
+def test_a_checkpoint_that_cannot_be_written_behind_stops_every_rank(
+    ranks, models, settings, tmp_path
+):
+    """Its staging directory is gone when the thread comes to it, or its name is taken by a file."""
+    path = tmp_path / "checkpoint"
+    (tmp_path / ".checkpoint.old").write_text("in the way")
+    path.mkdir()
+    calls = [("initialize",), ("begin_checkpoint", path), ("finish_checkpoint", 20.0)]
+    for outcome in ranks.outcomes(2, settings(models("dense"), 2), calls):
+        assert isinstance(outcome["error"], TrainError)
+    assert list(path.iterdir()) == []
 
 
 def test_what_is_no_checkpoint_is_refused(ranks, models, settings, tmp_path):

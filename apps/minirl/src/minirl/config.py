@@ -13,6 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from minirl.algorithm_config import AlgorithmConfig
 from minirl.config_keys import expand_home
 from minirl.debug_config import DebugConfig, LoopDebugConfig
 from minirl.task_config import DataConfig, RewardConfig
@@ -152,6 +153,9 @@ class TrainerConfig:
     """Sync weights after every n-th step; the last step is always followed by one."""
     run_dir: str | None = None
     """Output directory; null is runs/<time>."""
+    resume: str | None = None
+    """auto: go on from the newest checkpoint of `run_dir` (null: of the newest run in runs/), or
+    begin if there is none. Or the path of a checkpoint, or of a run."""
     save_freq: int = 0
     """Save a training checkpoint every n-th step; 0 never."""
     keep_last: int = 2
@@ -160,20 +164,6 @@ class TrainerConfig:
     """Sleep instead of generating and training; everything else is real."""
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, names of entry points."""
-
-
-@dataclass
-class AlgorithmConfig:
-    """What is optimised."""
-
-    adv_estimator: str = "grpo"
-    clip_ratio: float = 0.2
-    kl_coef: float = 0.0
-    loss_agg_mode: str = "token-mean"
-    norm_adv_by_std: bool = True
-    ppo_epochs: int = 1
-    ppo_mini_batch_size: int | None = None
-    """Samples per optimizer step, over all ranks; null takes the whole batch."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ PATHS = (
     "checkpoint_engine.root_dir",
     "trainer.run_dir",
     "data.task",
+    "trainer.resume",
     "data.path",
     "data.eval_path",
     "reward.path",

@@ -6,7 +6,7 @@ from minirl.config import MiniRLConfig
 from minirl.recorded_samples import RecordedSamples
 from minirl.run_output import RunOutput
 from minirl.sampling import Sample
-from minirl.step_metrics import sample_metrics, step_metrics
+from minirl.step_metrics import collection_metrics, sample_metrics
 from minirl.system import RLSystem
 from minirl.task_data import TaskData
 from minirl.timing import StepTimer
@@ -28,11 +28,9 @@ class RolloutOnlyTrainer(Trainer):
         timer = StepTimer()
         with self._phase(timer, step, "sync"):
             self._system.weight_sync.catch_up(self._version)
-        with self._phase(timer, step, "generate"):
-            samples = self._generate(step)
-        with self._phase(timer, step, "reward"):
-            self._score(samples)
-        self._report(step, self._version, samples, sample_metrics(samples), timer)
+        samples = self._collect(timer, step)
+        numbers = {**sample_metrics(samples), **collection_metrics(samples, self._config)}
+        self._report(step, self._version, samples, numbers, timer)
 
 
 class TrainOnlyTrainer(Trainer):
@@ -57,25 +55,17 @@ class TrainOnlyTrainer(Trainer):
         """Train for `total_training_steps` steps and save the model."""
         for step in range(1, self._config.trainer.total_training_steps + 1):
             self._step(step)
-        self._checkpoints.save_final(self._save_pretrained)
+        self._saved.save_final(self._save_pretrained)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
         samples = next(self._batches)
-        with self._phase(timer, step, "advantage"):
-            self._estimate_advantages(samples)
-            batch = [sample.to_train_sample() for sample in samples]
-        with self._phase(timer, step, "old_log_prob"):
-            old = self._compute_log_probs(batch)
-        with self._phase(timer, step, "ref"):
-            batch = self._with_reference(batch)
-        with self._phase(timer, step, "update_actor"):
-            update = self._update(batch, old)
-        with self._phase(timer, step, "save"):
-            self._save_checkpoint(step)
         spans = samples[0].completion.version_spans
         served = spans[0].version if spans else self._version
-        self._report(step, served, samples, step_metrics(samples, old, update), timer)
+        self._report(step, served, samples, self._learn(timer, step, samples), timer)
+
+    def _release(self, step: int) -> None:
+        """There is no engine that holds memory."""
 
     def _record(self, served: PolicyVersion, samples: Sequence[Sample]) -> None:
         """They are recorded already."""

@@ -19,6 +19,8 @@ _ACTOR_BASE = 0.7 * _GB
 _DEFAULT_KV_GB = 0.25
 _TRAIN_BYTES = 16
 """Bytes per parameter while training: float32 parameter, gradient and two Adam moments."""
+_SAVED_BYTES = 12
+"""Bytes per parameter while a checkpoint is written: a copy of all that but the gradient."""
 
 
 def check_memory(model: Path, actor_world: int, rollout_world: int, config: MiniRLConfig) -> None:
@@ -34,7 +36,9 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
     buckets = rollout_world * 2 * min(bucket, 2 * weights)
     copies = actor_world / config.actor.engine_config.fsdp_size
     reference = 4 if config.algorithm.kl_coef > 0 else 0
-    actors = actor_world * _ACTOR_BASE + copies * parameters * (_TRAIN_BYTES + reference)
+    saved = _SAVED_BYTES if config.trainer.save_freq else 0
+    bytes_each = _TRAIN_BYTES + reference + saved
+    actors = actor_world * _ACTOR_BASE + copies * parameters * bytes_each
     need = engines + buckets + actors
     free = psutil.virtual_memory().available
     if need > free:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from minirl.algorithm_checks import check_algorithm
 from minirl.config import CheckpointEngineConfig, MiniRLConfig
 from minirl.config_keys import value_of
 from minirl.devices import detect_device
@@ -58,6 +59,7 @@ class RunPlan:
 def make_plan(config: MiniRLConfig) -> RunPlan:
     """Check the configuration; ConfigError or ComponentError in one line if it can't work."""
     check_values(config)
+    check_algorithm(config)
     _check_nodes(config)
     device = detect_device(config.cluster.device)
     actor_world = _world(config.cluster.actor.n_gpus_per_node, config.cluster.actor.nnodes)
@@ -206,9 +208,16 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
         "engine": engine,
         "optimizer": {**optimizer, "total_training_steps": steps},
         "loss": {
+            "loss_mode": algorithm.loss_mode,
             "clip_ratio": algorithm.clip_ratio,
+            "clip_ratio_low": algorithm.clip_ratio_low,
+            "clip_ratio_high": algorithm.clip_ratio_high,
             "kl_coef": algorithm.kl_coef,
             "loss_agg_mode": algorithm.loss_agg_mode,
+            "loss_scale_factor": float(config.rollout.max_completion_length),
+            "critic": algorithm.adv_estimator == "ppo",
+            "vf_coef": algorithm.vf_coef,
+            "cliprange_value": algorithm.cliprange_value,
             "ppo_epochs": algorithm.ppo_epochs,
             "ppo_mini_batch_size": algorithm.ppo_mini_batch_size,
         },

@@ -43,6 +43,7 @@ class PromptLoader:
             "epoch": self._epoch,
             "position": self._position,
             "prompts": len(self._prompts),
+            "digest": self._prompts.digest,
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
@@ -54,11 +55,11 @@ class PromptLoader:
         position would then mean other prompts.
         """
         mine = self.state()
-        for key in ("prompts", "seed", "shuffle"):
+        for key in ("prompts", "seed", "shuffle", "digest"):
             if state[key] != mine[key]:
                 msg = (
-                    f"the checkpoint's data position was taken with {key}={state[key]}, "
-                    f"this run has {key}={mine[key]}"
+                    f"data: the checkpoint was written with {key}={state[key]} of the training "
+                    f"prompts, this run has {key}={mine[key]}"
                 )
                 raise ConfigError(msg)
         self._epoch, self._position = int(state["epoch"]), int(state["position"])

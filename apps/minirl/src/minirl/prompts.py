@@ -8,10 +8,12 @@ import heapq
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
+import xxhash
 
 from minirl import repeat_task
 from minirl.prompt_encoder import PromptEncoder, num_bytes, plain_text
@@ -102,6 +104,14 @@ class PromptSet(Sequence[Prompt]):
     def columns(self) -> tuple[str, ...]:
         """Names that any of the prompts has a column for, in order of appearance."""
         return tuple(dict.fromkeys(name for raw in self._raw for name in raw.columns))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all texts in their order: equal digests mean equal prompts."""
+        state = xxhash.xxh3_64()
+        for raw in self._raw:
+            state.update(plain_text(raw).encode() + b"\0")
+        return state.hexdigest()
 
     def __len__(self) -> int:
         return len(self._raw)

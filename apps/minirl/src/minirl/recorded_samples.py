@@ -94,5 +94,6 @@ def _sample(row: Trajectory) -> Sample:
         row.response,
         row.sampling_params,
         raw_reward=row.raw_reward,
+        reward=row.reward,
         rewards=row.rewards,
     )

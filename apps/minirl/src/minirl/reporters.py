@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rl_core.errors import ComponentLoadError, ComponentNotFoundError, ConfigError, in_one_line
 from rl_core.metadata import nearest
@@ -34,6 +34,14 @@ class Reporter(Protocol):
         """The run has ended."""
 
 
+@runtime_checkable
+class SupportsResume(Protocol):
+    """A reporter that has to know if a run goes on."""
+
+    def resume(self, step: int) -> None:
+        """What was reported of the steps after `step` does not count any more."""
+
+
 Factory = Callable[[Path, Mapping[str, Any]], Reporter]
 """Makes a reporter from the run's directory and its resolved configuration in plain values."""
 
@@ -45,6 +53,13 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(run_dir))
+
+    def resume(self, step: int) -> None:
+        """See `SupportsResume.resume`: TensorBoard leaves out what it read of later steps."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        log = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=log))
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Reporter.report`."""
@@ -104,11 +119,16 @@ def check_reporters(names: Sequence[str]) -> None:
 class Reporters:
     """Those that a run has; one that fails is left out from then on, and the run goes on."""
 
-    def __init__(self, names: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Make them; the errors of `check_reporters`."""
+    def __init__(
+        self, names: Sequence[str], run_dir: Path, config: Mapping[str, Any], done: int = 0
+    ) -> None:
+        """Make them; the errors of `check_reporters`. `done`: steps of the run that goes on."""
         self._reporters: dict[str, Reporter] = {}
         for name in names:
             self._guarded(name, partial(self._add, name, _factory(name), run_dir, config))
+        for name, reporter in list(self._reporters.items()):
+            if done and isinstance(reporter, SupportsResume):
+                self._guarded(name, partial(reporter.resume, done))
 
     def report(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Give the finite numbers of `metrics` to all."""

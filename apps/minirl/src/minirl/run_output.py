@@ -1,7 +1,9 @@
 """What a run leaves in its directory."""
 
+import fcntl
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +14,8 @@ import msgspec
 
 from minirl.config import MiniRLConfig, as_yaml
 from minirl.reporters import Reporters
+from minirl.run_records import METRICS, TRAJECTORIES
+from minirl.run_state import NOTHING_DONE, RunState
 from minirl.trajectories import Trajectory
 from rl_core.errors import ConfigError
 
@@ -20,11 +24,19 @@ def create_run_dir(configured: str | None) -> Path:
     """The directory of this run, new or empty of results; ConfigError if it can't be written."""
     name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
     path = Path(configured) if configured is not None else Path("runs") / name
+    if (path / METRICS).exists():
+        msg = (
+            f"trainer.run_dir={path} already holds a run; choose another directory, or go on with "
+            "it by trainer.resume=auto"
+        )
+        raise ConfigError(msg)
+    return open_run_dir(path)
+
+
+def open_run_dir(path: Path) -> Path:
+    """The directory with those that a run needs in it; ConfigError if it can't be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "metrics.jsonl").exists():
-            msg = f"trainer.run_dir={path} already holds a run; choose another directory"
-            raise ConfigError(msg)
         for child in ("logs", "checkpoints"):
             (path / child).mkdir(exist_ok=True)
         probe = path / ".writable"
@@ -36,17 +48,32 @@ def create_run_dir(configured: str | None) -> Path:
     return path.resolve()
 
 
+@contextmanager
+def run_lock(path: Path) -> Iterator[None]:
+    """Keep other processes from writing into a run directory; gone with this process.
+
+    ConfigError if one does.
+    """
+    with (path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"trainer.run_dir={path}: another run writes there") from None
+        yield
+
+
 class RunOutput:
     """Writes metrics, trajectories and the summary of one run."""
 
-    def __init__(self, path: Path, config: MiniRLConfig) -> None:
+    def __init__(self, path: Path, config: MiniRLConfig, done: RunState = NOTHING_DONE) -> None:
+        """Append to what `path` holds; `done` is where the run that goes on stands."""
         self.path = path
         (path / "config.yaml").write_text(as_yaml(config))
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._trajectories = (path / "trajectories.jsonl").open("ab")
-        self._reporters = Reporters(config.trainer.report_to, path, asdict(config))
+        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+        self._trajectories = (path / TRAJECTORIES).open("ab")
+        self._reporters = Reporters(config.trainer.report_to, path, asdict(config), done.step)
         self._encoder = msgspec.json.Encoder()
-        self.rewards: list[float] = []
+        self.rewards = list(done.rewards)
 
     def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One line of metrics; numbers also go to `trainer.report_to`."""

@@ -22,8 +22,11 @@ class Sample(msgspec.Struct):
         text: the completion, decoded, special tokens left out.
         sampling: how it was sampled.
         raw_reward: as scored; None before scoring, or where the sample is not rewarded.
+        reward: what is trained on: `raw_reward`, less what its length costs.
         rewards: what each reward function returned, by its name.
         advantage: None before `advantage`, or where there is no reward.
+        advantages: with a critic those of the tokens, `advantage` being their mean; else None.
+        kept: whether it is trained on; false for groups that dynamic sampling left out.
     """
 
     prompt: Prompt
@@ -32,13 +35,17 @@ class Sample(msgspec.Struct):
     text: str
     sampling: SamplingParams
     raw_reward: float | None = None
+    reward: float | None = None
     rewards: dict[str, float | None] = {}
     advantage: float | None = None
+    advantages: list[float] | None = None
+    kept: bool = True
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 for every sampled token; 0 where the sample was aborted or is not rewarded."""
-        trained = self.advantage is not None and self.completion.finish_reason != "abort"
+        """1 for every sampled token; 0 where the sample was aborted, left out or not rewarded."""
+        trained = self.kept and self.advantage is not None
+        trained = trained and self.completion.finish_reason != "abort"
         return [int(trained)] * len(self.completion.token_ids)
 
     def to_train_sample(self) -> TrainSample:

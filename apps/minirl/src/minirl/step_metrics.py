@@ -3,22 +3,27 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from minirl.config import MiniRLConfig
 from minirl.reward_mix import part_metrics
 from minirl.sampling import Sample
 from rl_core.trajectory import LogProbs
 
 
 def step_metrics(
-    samples: Sequence[Sample], old: Sequence[LogProbs], update: Mapping[str, float]
+    samples: Sequence[Sample],
+    trained: Sequence[Sample],
+    old: Sequence[LogProbs],
+    update: Mapping[str, float],
 ) -> dict[str, float]:
     """Reward, length, entropy and log-probability difference, with the update's own metrics.
 
     Args:
-        samples: scored samples.
-        old: the trainer's log-probabilities before the update, one per sample.
+        samples: scored samples, all that were generated.
+        trained: those that were trained on.
+        old: the trainer's log-probabilities before the update, one per sample trained on.
         update: what the train engine reported.
     """
-    differences = _differences(samples, old)
+    differences = _differences(trained, old)
     entropies = [value for item in old for value in item.entropy]
     return {
         **sample_metrics(samples),
@@ -48,3 +53,24 @@ def _differences(samples: Sequence[Sample], old: Sequence[LogProbs]) -> list[flo
         if sample.completion.finish_reason != "abort"
         for rollout, trained in zip(sample.completion.log_probs, item.log_probs, strict=True)
     ]
+
+
+def collection_metrics(samples: Sequence[Sample], config: MiniRLConfig) -> dict[str, float]:
+    """What dynamic sampling and the length penalty did; empty without them.
+
+    Returns:
+        `filter_groups/kept` and `filter_groups/generated`, numbers of groups, and
+        `reward/overlong_penalty`, the mean of what was added to the rewards.
+    """
+    metrics: dict[str, float] = {}
+    if config.algorithm.filter_groups.enable:
+        metrics["filter_groups/kept"] = len({sample.group for sample in samples if sample.kept})
+        metrics["filter_groups/generated"] = len({sample.group for sample in samples})
+    if config.reward.overlong_buffer.enable:
+        added = [
+            sample.reward - sample.raw_reward
+            for sample in samples
+            if sample.reward is not None and sample.raw_reward is not None
+        ]
+        metrics["reward/overlong_penalty"] = fmean(added) if added else 0.0
+    return metrics

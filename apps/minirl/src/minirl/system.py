@@ -15,6 +15,7 @@ from minirl.ray_launcher import RayLauncher
 from minirl.resource_pool import ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.run_output import RunOutput
+from minirl.run_state import VERSION_FILE
 from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_group import WorkerGroup
 from minirl.worker_process import ProcessSettings
@@ -83,7 +84,7 @@ class RLSystem:
         self._start_actors()
         self._start_rollout()
         _logger.info("[Init] Initializing checkpoint engine manager.")
-        versions = VersionStore(output.path / "version.json")
+        versions = VersionStore(output.path / VERSION_FILE)
         connect = self._connect_fused if self._fused else self._connect_separate
         self.weight_sync = connect(versions, run_id)
         if self._plan.layout is not None:

@@ -1,7 +1,9 @@
 """The sections `data` and `reward`: what is asked, and who scores the answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from minirl.algorithm_config import OverlongBufferConfig
 
 
 @dataclass
@@ -40,3 +42,4 @@ class RewardConfig:
     """One for each function of `path`; null is 1 for all."""
     timeout_s: float = 60.0
     """Longest call of one function."""
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)

@@ -21,12 +21,14 @@ class TaskData:
         held_out: evaluation prompts; may be empty.
         decode: texts of many token sequences, special tokens left out.
         scorer: rewards; to be closed.
+        model_path: directory of the model whose tokenizer it is.
     """
 
     loader: PromptLoader
     held_out: PromptSet
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
     scorer: RewardMix
+    model_path: Path
 
 
 def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
@@ -51,7 +53,7 @@ def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
         return texts
 
     scorer = load_rewards(config.reward, config.data, sets.train.columns, reward_log)
-    return TaskData(loader, sets.held_out, decode, scorer)
+    return TaskData(loader, sets.held_out, decode, scorer, plan.model_path)
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -21,8 +21,9 @@ from minirl.progress import ProgressView
 from minirl.ray_cluster import ray_session, resource_name, session_directory
 from minirl.ray_probe import check_cluster
 from minirl.recorded_samples import RecordedSamples, vocab_size
+from minirl.resume import FRESH, Beginning, find_resumption
 from minirl.reward_log import reward_log
-from minirl.run_output import RunOutput, create_run_dir
+from minirl.run_output import RunOutput, create_run_dir, open_run_dir, run_lock
 from minirl.system import RLSystem
 from minirl.task_data import load_task_data
 from minirl.trainer import Trainer
@@ -35,6 +36,7 @@ _logger = logging.getLogger(__name__)
 
 STOP_S = 12.0
 _GRACE_S = 3.0
+_SETTLE_S = 5.0
 _HIGH_LR = 1e-4
 
 
@@ -52,15 +54,34 @@ class TaskRunner:
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
         attach(ConsoleHandler())  # what is told before there is a run directory
+        self._resumption = find_resumption(self._config)
+        if self._resumption is not None:
+            # What a run that died has published must be what the engines get now.
+            self._config.checkpoint_engine.debug.verify_light_transfer = True
         self._plan = make_plan(self._config)
+        if self._resumption is not None:
+            self._resumption.check(self._config, self._plan.model_path)
         check_cluster(self._config.cluster, resource_name(self._plan.device), self._plan.slots)
         self._recorded = _recorded(self._plan)
         with reward_log() as log:
             self._data = load_task_data(self._plan, log.path)
             with contextlib.closing(self._data.scorer):
-                run_dir = create_run_dir(self._config.trainer.run_dir)
+                run_dir = self._run_dir()
                 log.target = run_dir / "logs" / "reward.log"
-                return self._run_in(run_dir)
+                with run_lock(run_dir):
+                    self._beginning = self._begin(run_dir)
+                    return self._run_in(run_dir)
+
+    def _run_dir(self) -> Path:
+        resumption = self._resumption
+        if resumption is not None and resumption.checkpoint is not None:
+            self._data.loader.load_state(resumption.state.data)
+        if resumption is not None and resumption.run_dir is not None:
+            return open_run_dir(resumption.run_dir)
+        return create_run_dir(self._config.trainer.run_dir)
+
+    def _begin(self, run_dir: Path) -> Beginning:
+        return FRESH if self._resumption is None else self._resumption.begin(run_dir)
 
     def _run_in(self, run_dir: Path) -> int:
         become_subreaper()
@@ -68,7 +89,7 @@ class TaskRunner:
             session_directory(self._config.cluster) as self._directory,
             redirected_output(run_dir / "logs" / "driver.log") as stream,
             ProgressView(self._config.trainer.total_training_steps, stream) as self._view,
-            RunOutput(run_dir, self._config) as output,
+            RunOutput(run_dir, self._config, self._beginning.state) as output,
             MemoryWatch() as self._memory,
         ):
             attach(ConsoleHandler(stream, self._view.console))
@@ -92,6 +113,7 @@ class TaskRunner:
             with uninterrupted(), contextlib.ExitStack() as end:
                 end.callback(end_descendants, _GRACE_S)
                 end.callback(parts.close)
+                self._settle()
                 self._write_summary(output, status)
                 _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
         return code
@@ -99,6 +121,7 @@ class TaskRunner:
     def _run(self, output: RunOutput, parts: contextlib.ExitStack) -> None:
         """Start and train; what `parts` takes up is stopped after the run's outcome was told."""
         _warn(self._plan)
+        self._tell_resumption()
         cluster = self._config.cluster
         host = None if cluster.ray_address is None else _own_address()
         session = ray_session(cluster, self._plan.device, self._plan.slots, self._directory)
@@ -110,6 +133,20 @@ class TaskRunner:
             parts.callback(self._stop)
             self._system.start(output, run_id=secrets.token_hex(8))
             self._loop(output)
+
+    def _tell_resumption(self) -> None:
+        resumption = self._resumption
+        if resumption is None:
+            if self._config.trainer.resume is not None:
+                _logger.info("Nothing to resume: a new run begins.")
+            return
+        for skipped in resumption.skipped:
+            _logger.warning("Checkpoint skipped: %s", kv(path=skipped.path, why=skipped.why))
+        state, epoch = resumption.state, self._beginning.epoch
+        _logger.info(
+            "Run resumed: %s",
+            kv(checkpoint=resumption.checkpoint, step=state.step, run_epoch=epoch),
+        )
 
     def _stop(self) -> None:
         """Stop the parts in an orderly way, if Ray still runs; the rest is killed afterwards.
@@ -132,7 +169,15 @@ class TaskRunner:
         parts = (self._config, self._data, output, self._system)
         if self._recorded is not None:
             return TrainOnlyTrainer(*parts, self._recorded)
-        return RolloutOnlyTrainer(*parts) if self._config.debug.rollout_only else Trainer(*parts)
+        if self._config.debug.rollout_only:
+            return RolloutOnlyTrainer(*parts)
+        return Trainer(*parts, self._beginning)
+
+    def _settle(self) -> None:
+        """After a failure, too, what is nearly written is worth a moment."""
+        trainer = getattr(self, "_trainer", None)
+        if trainer is not None:
+            bounded(lambda: trainer.settle(_SETTLE_S), _SETTLE_S, "settle")
 
     def _write_summary(self, output: RunOutput, status: str) -> None:
         system = getattr(self, "_system", None)

@@ -8,14 +8,20 @@ from statistics import fmean
 
 import msgspec
 
-from minirl.advantages import grpo
+from minirl.advantages import estimate_advantages
 from minirl.batching import deal, gather
-from minirl.checkpoints import Checkpoints
+from minirl.checkpoints import WRITE_TIMEOUT_S
 from minirl.config import MiniRLConfig
+from minirl.gae import with_critic
+from minirl.group_filter import keep_informative
+from minirl.overlong import shape_rewards
 from minirl.prompts import Prompt
+from minirl.resume import FRESH, Beginning
+from minirl.rollout_correction import corrected
 from minirl.run_output import RunOutput
 from minirl.sampling import Sample, make_requests
-from minirl.step_metrics import step_metrics
+from minirl.saved_run import SavedRun
+from minirl.step_metrics import collection_metrics, step_metrics
 from minirl.system import RLSystem
 from minirl.task_data import TaskData
 from minirl.timing import StepTimer
@@ -49,60 +55,108 @@ class Trainer:
     """Generates with the engine, scores, trains the actor and publishes its weights, in a loop."""
 
     def __init__(
-        self, config: MiniRLConfig, data: TaskData, output: RunOutput, system: RLSystem
+        self,
+        config: MiniRLConfig,
+        data: TaskData,
+        output: RunOutput,
+        system: RLSystem,
+        beginning: Beginning = FRESH,
     ) -> None:
-        self.evaluations: list[Evaluation] = []
+        done = beginning.state
+        self.evaluations = msgspec.convert(done.evaluations, list[Evaluation])
         self.on_progress: Progress = lambda _step, _phase, _reward: None
         self._config = config
         self._data = data
         self._output = output
         self._system = system
-        self._version = PolicyVersion(1, 0)
-        self._published_step = 0
-        self._samples_seen = 0
-        self._checkpoints = Checkpoints(output.path / "checkpoints", config.trainer.keep_last)
+        self._version = PolicyVersion(beginning.epoch, 0)
+        self._published_step = done.step
+        self._samples_seen = done.samples
+        self._saved = SavedRun(config, data, output, system, beginning)
 
     def fit(self) -> None:
-        """The whole run: `total_training_steps` steps between two evaluations."""
+        """The whole run, or the rest of it: `total_training_steps` steps between evaluations."""
         total = self._config.trainer.total_training_steps
-        self._system.weight_sync.sync(self._version, "initial")
-        self._evaluate(step=0)
-        for step in range(1, total + 1):
+        self._version = self._saved.restore()
+        if not self.evaluations:
+            self._evaluate(self._published_step)
+        for step in range(self._published_step + 1, total + 1):
             self._step(step)
+        self._save_checkpoint(total)
         self._evaluate(step=self._published_step)
-        self._checkpoints.save_final(self._save_pretrained)
+        self._saved.save_final(self._save_pretrained)
+        self.settle(WRITE_TIMEOUT_S)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        self._saved.settle(timeout_s)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
         served = self._version
+        with self._phase(timer, step, "save"):
+            self._save_checkpoint(step - 1)
         with self._phase(timer, step, "sync"):
             self._welcome(step)
-        with self._phase(timer, step, "generate"):
-            samples = self._generate(step)
-        with self._phase(timer, step, "reward"):
-            self._score(samples)
+        samples = self._collect(timer, step)
+        numbers = self._learn(timer, step, samples)
+        with self._phase(timer, step, "sync"):
+            self._publish(step)
+        self._report(step, served, samples, numbers, timer)
+
+    def _learn(self, timer: StepTimer, step: int, samples: Sequence[Sample]) -> dict[str, float]:
+        """Update the actor once with scored samples; the numbers of all that."""
+        trained = [sample for sample in samples if sample.kept]
         with self._phase(timer, step, "advantage"):
-            self._estimate_advantages(samples)
-            batch = [sample.to_train_sample() for sample in samples]
+            self._estimate_advantages(trained)
+            batch = [sample.to_train_sample() for sample in trained]
         with self._phase(timer, step, "sync"):
             self._release(step)
         with self._phase(timer, step, "old_log_prob"):
             old = self._compute_log_probs(batch)
+            batch, weights = corrected(
+                batch, trained, old, self._config.algorithm.rollout_correction
+            )
+            batch, critic = with_critic(batch, trained, old, self._config.algorithm)
         with self._phase(timer, step, "ref"):
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
             update = self._update(batch, old)
-        with self._phase(timer, step, "save"):
-            self._save_checkpoint(step)
-        with self._phase(timer, step, "sync"):
-            self._publish(step)
-        self._report(step, served, samples, step_metrics(samples, old, update), timer)
+        return {
+            **step_metrics(samples, trained, old, update),
+            **collection_metrics(samples, self._config),
+            **weights,
+            **critic,
+        }
 
     # ------------------------------------------------------------------ phases
 
-    def _generate(self, step: int) -> list[Sample]:
+    def _collect(self, timer: StepTimer, step: int) -> list[Sample]:
+        """Scored samples of a step.
+
+        Dynamic sampling asks further prompts until there are enough groups to train on; the others'
+        samples are not `kept`.
+        """
+        wanted, dynamic = self._config.data.train_batch_size, self._config.algorithm.filter_groups
+        samples: list[Sample] = []
+        for batch in range(dynamic.max_num_gen_batches if dynamic.enable else 1):
+            with self._phase(timer, step, "generate"):
+                fresh = self._generate(f"s{step}.b{batch}" if batch else f"s{step}", batch * wanted)
+            with self._phase(timer, step, "reward"):
+                self._score(fresh)
+            samples += fresh
+            if dynamic.enable and keep_informative(samples, wanted) == wanted:
+                break
+        longest = self._config.rollout.max_completion_length
+        shape_rewards(samples, longest, self._config.reward.overlong_buffer)
+        return samples
+
+    def _generate(self, label: str, first_group: int) -> list[Sample]:
         prompts = self._data.loader.next_batch()
-        return self._complete(prompts, self._config.data.num_generations, f"s{step}")
+        samples = self._complete(prompts, self._config.data.num_generations, label)
+        for sample in samples:
+            sample.group += first_group
+        return samples
 
     def _complete(self, prompts: Sequence[Prompt], copies: int, label: str) -> list[Sample]:
         rollout = self._config.rollout
@@ -126,11 +180,10 @@ class Trainer:
             sample.raw_reward, sample.rewards = score.total, score.parts
 
     def _estimate_advantages(self, samples: Sequence[Sample]) -> None:
-        values = grpo(
-            [sample.raw_reward for sample in samples],
-            [sample.group for sample in samples],
-            norm_by_std=self._config.algorithm.norm_adv_by_std,
-        )
+        lengths = [len(sample.completion.token_ids) for sample in samples]
+        rewards = [sample.reward for sample in samples]
+        groups = [sample.group for sample in samples]
+        values = estimate_advantages(self._config.algorithm, rewards, groups, lengths)
         for sample, value in zip(samples, values, strict=True):
             sample.advantage = value
 
@@ -172,7 +225,7 @@ class Trainer:
         return metrics[0]
 
     def _deal(self, batch: Sequence[TrainSample]) -> list[list[int]]:
-        mini_batch = self._config.algorithm.ppo_mini_batch_size or len(batch)
+        mini_batch = self._config.algorithm.ppo_mini_batch_size or len(batch) or 1
         lengths = [sample.num_tokens for sample in batch]
         shared = self._config.actor.engine_config.share_prefixes
         prompts = [tuple(sample.prompt_ids) for sample in batch] if shared else None
@@ -219,12 +272,7 @@ class Trainer:
     # ------------------------------------------------------------------ files
 
     def _save_checkpoint(self, step: int) -> None:
-        frequency = self._config.trainer.save_freq
-        if frequency and step % frequency == 0:
-            self._checkpoints.save(step, self._save_state)
-
-    def _save_state(self, path: Path) -> None:
-        self._system.workers.call("save_checkpoint", str(path), timeout_s=STEP_TIMEOUT_S)
+        self._saved.save(step, self._samples_seen, self.evaluations)
 
     def _save_pretrained(self, path: Path) -> None:
         self._system.workers.call("save_pretrained", str(path), timeout_s=STEP_TIMEOUT_S)

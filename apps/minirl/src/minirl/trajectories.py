@@ -27,7 +27,9 @@ class Trajectory(msgspec.Struct):
         raw_reward: weighted sum of what the reward functions returned; `reward` is what was
             trained on.
         reward: see `raw_reward`.
-        advantage: of every token of the response; None without a reward.
+        advantage: of every token of the response; None without a reward, or where the sample's
+            group was left out (dynamic sampling).
+        advantages: with a critic those of the tokens, `advantage` being their mean; else None.
         weights_digest: digest of digests of the version served, or None without verification.
         rewards: what each reward function returned, by its name.
     """
@@ -49,6 +51,7 @@ class Trajectory(msgspec.Struct):
     raw_reward: float | None
     reward: float | None
     advantage: float | None
+    advantages: list[float] | None
     weights_digest: str | None
     rewards: dict[str, float | None] = {}
 
@@ -76,8 +79,9 @@ def to_trajectory(
         sampling_params=sample.sampling,
         seed=sample.sampling.seed,
         raw_reward=sample.raw_reward,
-        reward=sample.raw_reward,
+        reward=sample.reward,
         rewards=sample.rewards,
         advantage=sample.advantage,
+        advantages=sample.advantages,
         weights_digest=weights_digest,
     )

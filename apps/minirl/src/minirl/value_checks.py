@@ -13,7 +13,7 @@ from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.mode": ("fused", "separate"),
     "cluster.device": ("auto", "cpu", "cuda", "npu"),
     "actor.engine_config.dtype": ("float32", "bfloat16"),
@@ -21,8 +21,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "rollout.dtype": ("float32", "bfloat16", "float16"),
     "rollout.on_replica_failure": ("abort", "continue"),
     "rollout.on_update": ("abort", "wait", "keep"),
-    "algorithm.adv_estimator": ("grpo",),
-    "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
+    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"),
+    "algorithm.loss_mode": ("vanilla", "gspo"),
+    "algorithm.loss_agg_mode": (
+        "token-mean",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+    ),
+    "algorithm.rollout_correction.rollout_is": ("token", "sequence"),
     "data.on_long_prompt": POLICIES,
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
@@ -45,6 +52,10 @@ _AT_LEAST: dict[str, float] = {
     "trainer.keep_last": 1,
     "algorithm.ppo_epochs": 1,
     "algorithm.kl_coef": 0,
+    "algorithm.gamma": 0,
+    "algorithm.lam": 0,
+    "algorithm.filter_groups.max_num_gen_batches": 1,
+    "reward.overlong_buffer.penalty_factor": 0,
     "checkpoint_engine.debug.verify_every": 1,
     "checkpoint_engine.debug.keep_last": 1,
     "data.train_batch_size": 1,
@@ -61,6 +72,11 @@ _POSITIVE = (
     "checkpoint_engine.timeout_s",
     "checkpoint_engine.debug.perturb_delta",
     "algorithm.clip_ratio",
+    "algorithm.clip_ratio_low",
+    "algorithm.clip_ratio_high",
+    "algorithm.rollout_correction.rollout_is_threshold",
+    "algorithm.vf_coef",
+    "algorithm.cliprange_value",
     "reward.timeout_s",
 )
 
@@ -71,13 +87,7 @@ def check_values(config: MiniRLConfig) -> None:
     check_reporters(config.trainer.report_to)
     _check_halves(config)
     _check_finite(asdict(config), "")
-    for key, bound in _AT_LEAST.items():
-        value = value_of(config, key)
-        if value is None or value < bound:
-            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
-    for key in _POSITIVE:
-        if value_of(config, key) <= 0:
-            raise ConfigError(f"{key}={value_of(config, key)}: must be greater than 0")
+    _check_bounds(config)
     if config.trainer.seed >= 1 << 32:
         raise ConfigError(f"trainer.seed={config.trainer.seed}: must be below 2^32")
     if not 0 < config.rollout.top_p <= 1:
@@ -87,8 +97,10 @@ def check_values(config: MiniRLConfig) -> None:
 
 
 def _check_choices(config: MiniRLConfig) -> None:
-    for key, choices in _CHOICES.items():
-        _check_choice(key, value_of(config, key), choices)
+    for key, choices in CHOICES.items():
+        value = value_of(config, key)
+        if value is not None:
+            _check_choice(key, value, choices)
     if not is_task_file(config.data.task):
         _check_choice("data.task", config.data.task, TASKS)
 
@@ -102,6 +114,25 @@ def _check_halves(config: MiniRLConfig) -> None:
     given = [name for name, is_given in halves.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+    if given and config.trainer.resume is not None:
+        raise ConfigError(f"trainer.resume={config.trainer.resume}: not with {given[0]}")
+    if config.debug.train_only is not None and config.trainer.save_freq:
+        msg = f"trainer.save_freq={config.trainer.save_freq}: debug.train_only saves the model only"
+        raise ConfigError(msg)
+    if config.debug.train_only is not None and config.algorithm.filter_groups.enable:
+        msg = "algorithm.filter_groups.enable=true: debug.train_only cannot ask further prompts"
+        raise ConfigError(msg)
+
+
+def _check_bounds(config: MiniRLConfig) -> None:
+    for key, bound in _AT_LEAST.items():
+        value = value_of(config, key)
+        if value is None or value < bound:
+            raise ConfigError(f"{key}={value}: must be at least {bound:g}")
+    for key in _POSITIVE:
+        value = value_of(config, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}={value}: must be greater than 0")
 
 
 def _check_finite(node: Any, key: str) -> None:

@@ -84,6 +84,7 @@ class WeightSync(ABC):
         self._expected: Sequence[Expected] = ()
         self.rollout = rollout
         self._versions = versions
+        self._published: dict[str, str | None] = {}
 
     @abstractmethod
     def release(self) -> None:
@@ -145,7 +146,11 @@ class WeightSync(ABC):
         for record in reversed(self.records):
             if record.version == str(version) and record.error is None:
                 return record.weights_digest
-        return None
+        return self._published.get(str(version))
+
+    def expect(self, version: PolicyVersion, digest: str | None) -> None:
+        """`version` is to have this digest of digests: it was published by a run that died."""
+        self._published[str(version)] = digest
 
     # ------------------------------------------------------------------ one sync
 

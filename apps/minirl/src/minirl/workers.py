@@ -19,6 +19,7 @@ from rl_core.interfaces import (
     LeasedTensor,
     LoadReport,
     RankPlace,
+    SupportsCheckpointBehind,
     SupportsPerturbation,
     SupportsReference,
     TensorStream,
@@ -123,9 +124,31 @@ class ActorWorker(TransferMember, LiveMember):
         """Undo `perturb`, bit for bit."""
         self._perturbable().restore()
 
-    def save_checkpoint(self, path: str) -> None:
-        """Training state for resuming."""
-        self.engine.save_checkpoint(Path(path))
+    def begin_checkpoint(self, path: str) -> None:
+        """Begin to save the training state of this moment; write it at once if need be."""
+        engine = self.engine
+        engine.onload()
+        if isinstance(engine, SupportsCheckpointBehind):
+            engine.begin_checkpoint(Path(path))
+        else:
+            engine.save_checkpoint(Path(path))
+        engine.offload()
+
+    def checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would not wait. Local."""
+        engine = self.engine
+        return not isinstance(engine, SupportsCheckpointBehind) or engine.checkpoint_written()
+
+    def finish_checkpoint(self, timeout_s: float) -> None:
+        """Wait until what was begun is there. Local."""
+        if isinstance(self.engine, SupportsCheckpointBehind):
+            self.engine.finish_checkpoint(timeout_s)
+
+    def load_checkpoint(self, path: str) -> None:
+        """Go on from training state that any number of ranks saved."""
+        self.engine.onload()
+        self.engine.load_checkpoint(Path(path))
+        self.engine.offload()
 
     def save_pretrained(self, path: str) -> None:
         """Hugging Face directory."""

@@ -85,6 +85,10 @@ class TrainSample(msgspec.Struct, frozen=True):
         old_log_probs: R log-probabilities of the policy before this update, or None where
             they are to be computed (`compute_log_prob`) or the update is on-policy.
         ref_log_probs: R log-probabilities of the frozen reference, or None without KL term.
+        rollout_is_weights: R factors of the tokens' surrogates, which correct for a rollout engine
+            that computes other probabilities than the trainer; None for 1 everywhere.
+        old_values: R values by the critic before this update, or None without a critic.
+        returns: R targets of the critic, or None without one.
         temperature: the response was sampled at this temperature; log-probabilities are
             those of logits / temperature.
     """
@@ -95,6 +99,9 @@ class TrainSample(msgspec.Struct, frozen=True):
     advantages: list[float] = []
     old_log_probs: list[float] | None = None
     ref_log_probs: list[float] | None = None
+    rollout_is_weights: list[float] | None = None
+    old_values: list[float] | None = None
+    returns: list[float] | None = None
     temperature: float = 1.0
 
     @property
@@ -104,7 +111,14 @@ class TrainSample(msgspec.Struct, frozen=True):
 
 
 class LogProbs(msgspec.Struct, frozen=True):
-    """Log-probabilities and entropies (nats) of one sample's R response tokens."""
+    """What the policy says of one sample's R response tokens.
+
+    Attributes:
+        log_probs: natural-log probabilities.
+        entropy: of the distributions that the tokens are drawn from, nats.
+        values: by the critic, of the states before the tokens; None without a critic.
+    """
 
     log_probs: list[float]
     entropy: list[float]
+    values: list[float] | None = None

@@ -15,7 +15,10 @@ from rl_train_fsdp.model_directory import ModelDirectory
 
 ComputeDtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine"]
-LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+LossMode = Literal["vanilla", "gspo"]
+LossAggregation = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
 
 _WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -156,8 +159,18 @@ class OptimizerConfig:
 class LossConfig:
     """What is minimised, and in how many steps. Sources of the formulas: `losses`."""
 
+    loss_mode: LossMode = "vanilla"
+    """`vanilla`: the probability ratio of each token (PPO, GRPO). `gspo`: that of its whole
+    sequence, which needs `seq-mean-token-mean`."""
+
     clip_ratio: float = 0.2
     """PPO's epsilon: the probability ratio counts within [1 - clip_ratio, 1 + clip_ratio]."""
+
+    clip_ratio_low: float | None = None
+    """Another epsilon for the lower bound; None takes `clip_ratio`."""
+
+    clip_ratio_high: float | None = None
+    """Another epsilon for the upper bound (DAPO's clip-higher); None takes `clip_ratio`."""
 
     kl_coef: float = 0.0
     """Weight of the k3 estimate of KL(policy, reference); above 0 every sample must carry
@@ -168,7 +181,20 @@ class LossConfig:
 
     loss_agg_mode: LossAggregation = "token-mean"
     """`token-mean`: mean over all loss tokens of the mini-batch. `seq-mean-token-mean`: mean over
-    sequences of each one's mean. `seq-mean-token-sum`: mean over sequences of each one's sum."""
+    sequences of each one's mean. `seq-mean-token-sum`: mean over sequences of each one's sum.
+    `seq-mean-token-sum-norm`: the same over the constant `loss_scale_factor` (Dr. GRPO)."""
+
+    loss_scale_factor: float | None = None
+    """Divisor of `seq-mean-token-sum-norm`, commonly the longest response allowed."""
+
+    critic: bool = False
+    """Give the policy a value head, and train it along: PPO's critic on the policy's own layers."""
+
+    vf_coef: float = 0.1
+    """Weight of the value loss, with `critic`."""
+
+    cliprange_value: float = 0.2
+    """A value counts within so much of what it was before the update, with `critic`."""
 
     ppo_epochs: int = 1
     """Passes over the samples of one `update_policy`."""
@@ -181,8 +207,29 @@ class LossConfig:
             clip_ratio=self.clip_ratio,
             ppo_epochs=self.ppo_epochs,
             ppo_mini_batch_size=self.ppo_mini_batch_size,
+            clip_ratio_low=self.clip_ratio_low,
+            clip_ratio_high=self.clip_ratio_high,
+            loss_scale_factor=self.loss_scale_factor,
+            vf_coef=self.vf_coef,
+            cliprange_value=self.cliprange_value,
         )
         _require_not_negative(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        mode = self.loss_agg_mode
+        if self.loss_mode == "gspo":
+            message = f"loss_mode gspo needs loss_agg_mode seq-mean-token-mean, not {mode}"
+            _require(mode == "seq-mean-token-mean", message)
+        if mode == "seq-mean-token-sum-norm":
+            _require(self.loss_scale_factor is not None, f"{mode} needs loss_scale_factor")
+
+    @property
+    def clip_bounds(self) -> tuple[float, float]:
+        """Lowest and highest probability ratio that counts."""
+        low = self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+        high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+        return 1.0 - low, 1.0 + high
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import torch
 from rl_core.errors import LifecycleError
 from rl_core.interfaces import RankPlace, TrainEngine
 from rl_train_fsdp import checkpoint, staging
+from rl_train_fsdp.checkpoint_writer import CheckpointWriter
 from rl_train_fsdp.conversions import Conversions
 from rl_train_fsdp.devices import select_device, set_threads
 from rl_train_fsdp.full_tensors import FullTensors
 from rl_train_fsdp.memory import MemoryUse, parameter_count_line
 from rl_train_fsdp.micro_batches import Batching
 from rl_train_fsdp.offload import Offload
-from rl_train_fsdp.optimizer import ShardedAdamW
+from rl_train_fsdp.optimizer import CRITIC, ShardedAdamW
 from rl_train_fsdp.perturbation import Perturbation
 from rl_train_fsdp.policy import Policy
 from rl_train_fsdp.prefix_sharing import sharing_width
@@ -39,6 +40,8 @@ from rl_train_fsdp.wrapping import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from torch import nn
 
     from rl_core.interfaces import TensorStream
     from rl_core.metadata import Manifest
@@ -116,23 +119,37 @@ class FsdpTrainEngine(TrainEngine):
         return parts.full_tensors.stream()
 
     def save_checkpoint(self, path: Path) -> None:
-        """Sharded parameters, moments and schedule under `path`, whole or not at all. Collective.
+        """Sharded parameters, moments, schedule and random generators under `path`. Collective.
 
-        An existing checkpoint of that name is replaced.
+        It appears whole or not at all; an existing checkpoint of that name is replaced.
+        """
+        self.begin_checkpoint(path)
+        self.finish_checkpoint(self._config.engine.timeout_s)
+
+    def begin_checkpoint(self, path: Path) -> None:
+        """As `save_checkpoint`, but only copy the state to host memory; a thread writes it.
+
+        Collective. LifecycleError before the one begun last is finished.
         """
         parts = self._ready()
         reshard(parts.policy)
         state = checkpoint.TrainState(parts.update.iteration, parts.architecture)
+        with collective("begin_checkpoint"):
+            tensors = checkpoint.state_tensors(
+                parts.policy.model, parts.optimizer, self._place.rank, parts.device
+            )
+            parts.writer.begin(path, tensors, state)
 
-        def publish() -> None:
-            state.write(staging.staged_path(path))
-            staging.publish(path)
+    def checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would not wait. Local."""
+        return self._initialized().writer.written()
 
-        with collective("save_checkpoint"):
-            parts.group.on_main(f"creating {path}", lambda: staging.begin(path))
-            checkpoint.save_shards(parts.policy.model, parts.optimizer, staging.staged_path(path))
-            parts.group.barrier()
-            parts.group.on_main(f"writing {path}", publish)
+    def finish_checkpoint(self, timeout_s: float) -> None:
+        """Wait until what `begin_checkpoint` began is there. Local.
+
+        Errors: TransferTimeoutError, TrainError on every rank if it could not be written.
+        """
+        self._initialized().writer.finish(timeout_s)
 
     def load_checkpoint(self, path: Path) -> None:
         """Restore what `save_checkpoint` wrote, on any number of ranks. Collective."""
@@ -140,7 +157,9 @@ class FsdpTrainEngine(TrainEngine):
         reshard(parts.policy)
         state = checkpoint.TrainState.read(path, parts.architecture)
         with collective("load_checkpoint"):
-            checkpoint.load_shards(parts.policy.model, parts.optimizer, path)
+            checkpoint.load_state(
+                parts.policy.model, parts.optimizer, self._place, parts.device, path
+            )
         parts.update.iteration = state.iteration
 
     def save_pretrained(self, path: Path) -> None:
@@ -188,6 +207,7 @@ class FsdpTrainEngine(TrainEngine):
     def shutdown(self) -> None:
         """Leave the process group and free everything. Idempotent."""
         if self._parts is not None:
+            self._parts.writer.abandon()
             self._parts.group.leave()
         self._parts = None
 
@@ -214,14 +234,15 @@ class _Parts:
         conversions = Conversions(model, self.directory.tensors)
         check_complete(model, conversions, self.directory)
         check_experts(model, place.world_size)
-        self.policy = Policy(model)
+        self.policy = Policy(model, critic=config.loss.critic)
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.group = ProcessGroup(place, config.engine.timeout_s)
+        self.writer = CheckpointWriter(self.group)
         set_threads(self.group.ranks_on_node())
         if config.engine.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._shard(config, conversions)
-        self.optimizer = ShardedAdamW(dict(model.named_parameters()), config.optimizer)
+        self.optimizer = ShardedAdamW(self._trained(), config.optimizer)
         self.reference = Reference(self.policy) if config.loss.kl_coef > 0 else None
         self.policy.check_head(self.device)
         self.batching = self._batching(config)
@@ -239,6 +260,12 @@ class _Parts:
             self.batching,
             accumulate=not self._reshard(config),
         )
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Parameters by the names under which checkpoints know their moments."""
+        critic = self.policy.value_head
+        named = {} if critic is None else dict(critic.named_parameters(prefix=CRITIC))
+        return {**dict(self.policy.model.named_parameters()), **named}
 
     def _batching(self, config: FsdpConfig) -> Batching:
         """Collective."""
@@ -263,6 +290,7 @@ class _Parts:
         wrapped = shard(self.policy, mesh, dtype, reshard=self._reshard(config))
         allocate(self.policy, self.device)
         load_shards(model, conversions, self.directory)
+        self.policy.reset_critic()
         self._say(
             f"Applied FSDP wrapping. mesh={tuple(mesh.shape)}, dtype={config.engine.dtype}, "
             f"layers={'|'.join(wrapped) or 'none'}, device={self.device}"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
-    from rl_train_fsdp.config import LossAggregation
+    from rl_train_fsdp.config import LossConfig
 
 
 def optimizer_steps(total_samples: int, mini_batch_size: int | None) -> int:
@@ -33,21 +33,24 @@ def loss_sizes(samples: Sequence[TrainSample]) -> torch.Tensor:
     return torch.tensor([sum(tokens), sum(count > 0 for count in tokens)], dtype=torch.float64)
 
 
-def token_weight(mode: LossAggregation, own_tokens: int, sizes: torch.Tensor) -> float:
+def token_weight(config: LossConfig, own_tokens: int, sizes: torch.Tensor) -> float:
     """Weight of each loss token of a sequence, so that the loss is the weighted sum of tokens.
 
     Args:
-        mode: `token-mean` gives 1 / tokens; `seq-mean-token-mean` 1 / (sequences * own tokens);
-            `seq-mean-token-sum` 1 / sequences.
+        config: its `loss_agg_mode`: `token-mean` gives 1 / tokens; `seq-mean-token-mean`
+            1 / (sequences * own tokens); `seq-mean-token-sum` 1 / sequences;
+            `seq-mean-token-sum-norm` 1 / (sequences * `loss_scale_factor`).
         own_tokens: loss tokens of this sequence.
         sizes: `loss_sizes` of the whole mini-batch, over all ranks, so that the gradient depends
             neither on the number of ranks nor on how samples are batched.
     """
     tokens, sequences = float(sizes[0]), float(sizes[1])
-    match mode:
+    match config.loss_agg_mode:
         case "token-mean":
             return 1.0 / tokens
         case "seq-mean-token-mean":
             return 1.0 / (sequences * own_tokens)
         case "seq-mean-token-sum":
             return 1.0 / sequences
+        case "seq-mean-token-sum-norm":
+            return 1.0 / (sequences * (config.loss_scale_factor or 1.0))

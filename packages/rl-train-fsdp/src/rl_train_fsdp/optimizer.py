@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rl_train_fsdp.config import OptimizerConfig
 
 
+CRITIC = "value_head"
+"""Name of the critic's module, the first part of its parameters' names."""
+
+
 class ShardedAdamW:
     """AdamW on sharded parameters; nothing but the gradient norm needs communication."""
 
@@ -29,6 +33,11 @@ class ShardedAdamW:
             weight_decay=config.weight_decay,
             fused=device_type in ("cpu", "cuda"),
         )
+
+    @property
+    def critic(self) -> dict[str, nn.Parameter]:
+        """The critic's parameters by name; empty without one."""
+        return {k: param for k, param in self._params.items() if k.startswith(f"{CRITIC}.")}
 
     def zero_grad(self) -> None:
         """Drop all gradients. Local."""

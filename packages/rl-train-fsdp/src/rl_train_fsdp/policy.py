@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rl_core.errors import ConfigError
 from rl_train_fsdp.micro_batches import MicroBatch
+from rl_train_fsdp.optimizer import local
 from rl_train_fsdp.token_log_probs import Head, token_log_probs
 
 if TYPE_CHECKING:
@@ -17,22 +18,48 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
+class TokenScores(NamedTuple):
+    """Of N response tokens, each (N,) float32.
+
+    Attributes:
+        log_probs: log-probabilities.
+        entropy: entropies, nats.
+        values: the critic's, of the states before the tokens; None without a critic.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+
+
 class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A causal language model whose forward runs the head on response positions only.
 
-    It is the root of FSDP2, so that the head matrix is gathered while its forward runs.
+    It is the root of FSDP2, so that the head matrix is gathered while its forward runs. With a
+    critic it has a second, linear head: the value of the state before each token. It is no part of
+    `model`, so that it is never published.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, critic: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.value_head: nn.Linear | None = None
+        if critic:
+            width = model.config.get_text_config().hidden_size
+            self.value_head = nn.Linear(width, 1, device="meta", dtype=torch.float32)
         self.head = Head.of(model.config.get_text_config())
         if model.get_output_embeddings() is None or model.base_model is model:
             kind = type(model).__name__
             raise ConfigError(f"{kind} has no decoder with an output embedding on top of it")
 
-    def forward(self, batch: MicroBatch, *, full: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, each (N,) float32, of the batch's N response tokens.
+    def reset_critic(self) -> None:
+        """Let every state be worth 0, as long as nothing is known. Local."""
+        if self.value_head is not None:
+            for parameter in self.value_head.parameters():
+                nn.init.zeros_(local(parameter.detach()))
+
+    def forward(self, batch: MicroBatch, *, full: bool = False) -> TokenScores:
+        """Log-probabilities, entropies and values of the batch's N response tokens.
 
         Padding is on the right, so that causal order alone keeps it out of sight.
 
@@ -42,14 +69,17 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is untyped here
         """
         if full:
             logits = self.model(**_inputs(batch)).logits
-            return _from_logits(logits.flatten(0, 1)[batch.positions], batch)
+            return TokenScores(*_from_logits(logits.flatten(0, 1)[batch.positions], batch), None)
         hidden = self.model.base_model(**_inputs(batch))[0]
         hidden = hidden.flatten(0, 1).index_select(0, batch.positions)
         matrix: Any = self.model.get_output_embeddings()
         bias = getattr(matrix, "bias", None)
-        return token_log_probs(
+        scores = token_log_probs(
             hidden, matrix.weight, batch.targets, batch.temperature, self.head, bias
         )
+        # The sum over the one column is no view: FSDP hangs its hooks on what is returned.
+        values = None if self.value_head is None else self.value_head(hidden).sum(-1).float()
+        return TokenScores(*scores, values)
 
     def check_head(self, device: torch.device) -> None:
         """ConfigError if the model does more between hidden states and logits than `Head` knows.

@@ -34,6 +34,7 @@ class ProcessGroup:
             TransferError: the others did not come within `timeout_s` seconds.
         """
         self.place = place
+        self._timeout_s = timeout_s
         self._owner = not dist.is_initialized()
         if self._owner:
             _join(place, timeout_s)
@@ -57,22 +58,30 @@ class ProcessGroup:
         shape = (world // fsdp_size, fsdp_size)
         return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
+    def side_group(self) -> dist.ProcessGroup:
+        """Another group of the same ranks, for a thread of each beside the training. Collective."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks of a host tensor, in place."""
         dist.all_reduce(values, op=dist.ReduceOp.SUM)
         return values
 
-    def max(self, values: torch.Tensor) -> torch.Tensor:
+    def max(self, values: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
         """Element-wise maximum over the ranks of a host tensor, in place."""
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
         return values
 
     def barrier(self) -> None:
         """Wait for every rank."""
         self.sum(torch.zeros(1))
 
-    def on_main(self, what: str, action: Callable[[], object]) -> None:
+    def on_main(
+        self, what: str, action: Callable[[], object], group: dist.ProcessGroup | None = None
+    ) -> None:
         """Run `action` on rank 0 and return on every rank when it is done. Collective.
+
+        Over `group`, if the caller is a thread beside the training.
 
         TrainError on every rank if it fails with an OSError there, so that none is left waiting.
         """
@@ -82,7 +91,7 @@ class ProcessGroup:
                 action()
             except OSError as error:
                 failure = error
-        if self.max(torch.tensor([int(failure is not None)]))[0]:
+        if self.max(torch.tensor([int(failure is not None)]), group)[0]:
             reason = f": {failure}" if failure is not None else " on rank 0"
             raise TrainError(f"{what} failed{reason}") from failure
 

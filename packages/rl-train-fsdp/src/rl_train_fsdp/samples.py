@@ -35,6 +35,9 @@ def check_columns(samples: Sequence[TrainSample], config: LossConfig) -> None:
             "advantages": sample.advantages,
             "old_log_probs": sample.old_log_probs,
             "ref_log_probs": sample.ref_log_probs,
+            "rollout_is_weights": sample.rollout_is_weights,
+            "old_values": sample.old_values,
+            "returns": sample.returns,
         }
         length = len(sample.response_ids)
         for name, column in columns.items():
@@ -44,6 +47,8 @@ def check_columns(samples: Sequence[TrainSample], config: LossConfig) -> None:
         if config.kl_coef > 0 and sample.ref_log_probs is None:
             msg = f"sample {index} has no ref_log_probs, which kl_coef {config.kl_coef} needs"
             raise TrainError(msg)
-    for name in ("old_log_probs", "ref_log_probs"):
+        if config.critic and (sample.old_values is None or sample.returns is None):
+            raise TrainError(f"sample {index} has no old_values or no returns for the critic")
+    for name in ("old_log_probs", "ref_log_probs", "rollout_is_weights"):
         if len({getattr(sample, name) is None for sample in samples}) > 1:
             raise TrainError(f"some samples have {name} and others do not")

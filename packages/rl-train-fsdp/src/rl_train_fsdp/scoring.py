@@ -35,7 +35,7 @@ def score(
     batching: Batching,
     device: torch.device,
 ) -> list[LogProbs]:
-    """Log-probabilities and entropies of each sample's response tokens. Collective."""
+    """What `LogProbs` says of each sample's response tokens. Collective."""
     plan = batching.plan(samples, loss_only=False)
     scores = [LogProbs([], []) for _ in samples]
     for rows in padded_plan(plan, group):
@@ -43,13 +43,16 @@ def score(
         if rows:
             batch = MicroBatch.pack(samples, rows, loss_only=False)
         with torch.no_grad():
-            log_probs, entropy = policy(batch.to(device))
-        columns = zip(
-            batch.indices,
-            log_probs.cpu().split(batch.counts),
-            entropy.cpu().split(batch.counts),
-            strict=True,
-        )
-        for index, sample_log_probs, sample_entropy in columns:
-            scores[index] = LogProbs(sample_log_probs.tolist(), sample_entropy.tolist())
+            scored = policy(batch.to(device))
+        log_probs, entropy = _split(scored.log_probs, batch), _split(scored.entropy, batch)
+        values: list[list[float]] | list[None] = [None] * len(batch.counts)
+        if scored.values is not None:
+            values = _split(scored.values, batch)
+        columns = zip(log_probs, entropy, values, strict=True)
+        for index, (of_token, nats, value) in zip(batch.indices, columns, strict=True):
+            scores[index] = LogProbs(of_token, nats, value)
     return scores
+
+
+def _split(column: torch.Tensor, batch: MicroBatch) -> list[list[float]]:
+    return [part.tolist() for part in column.cpu().split(batch.counts)]

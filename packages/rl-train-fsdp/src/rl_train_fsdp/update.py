@@ -142,11 +142,10 @@ class PolicyUpdate:
         if rows:
             batch = MicroBatch.pack(samples, rows, loss_only=True)
         chosen = [samples[index] for index in batch.indices]
-        mode = self.config.loss.loss_agg_mode
-        weights = [token_weight(mode, count, sizes) for count in batch.counts]
-        log_probs, entropy = self.policy(batch.to(self.device))
+        weights = [token_weight(self.config.loss, count, sizes) for count in batch.counts]
+        scores = self.policy(batch.to(self.device))
         inputs = LossInputs.collect(chosen, weights, self.device)
-        loss, metrics = policy_loss(log_probs, entropy, inputs, self.config.loss)
+        loss, metrics = policy_loss(scores, inputs, self.config.loss)
         # FSDP averages over the ranks; the weights already divide by what all ranks have.
         (loss * self.group.place.world_size).backward()
         return metrics.cpu()
@@ -157,6 +156,8 @@ class PolicyUpdate:
         values = dict(zip(METRICS, sums.tolist(), strict=True))
         tokens = values.pop("tokens")
         loss = values.pop("loss") / max(1, steps)
+        if not self.config.loss.critic:
+            values.pop("value_loss")
         return {
             "loss": loss,
             **{name: value / max(1.0, tokens) for name, value in values.items()},

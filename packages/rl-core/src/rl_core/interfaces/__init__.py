@@ -31,6 +31,7 @@ from rl_core.interfaces.rollout import (
     SupportsProgress,
 )
 from rl_core.interfaces.training import (
+    SupportsCheckpointBehind,
     SupportsFileCheck,
     SupportsPerturbation,
     SupportsReference,
@@ -74,6 +75,7 @@ __all__ = [
     "RolloutAdapter",
     "RolloutBackend",
     "RolloutMode",
+    "SupportsCheckpointBehind",
     "SupportsCheckpointPath",
     "SupportsFileCheck",
     "SupportsKeptVersions",

@@ -54,7 +54,10 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def save_checkpoint(self, path: Path) -> None:
-        """Sharded training state for resuming (parameters, optimizer, scheduler) under `path`."""
+        """Training state for resuming under `path`, in whatever files; none if it failed.
+
+        Parameters, optimizer, scheduler, and the random generators of every rank.
+        """
 
     @abstractmethod
     def load_checkpoint(self, path: Path) -> None:
@@ -101,6 +104,30 @@ class SupportsReference(Protocol):
 
     def compute_ref_log_prob(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probabilities of this rank's samples under the frozen reference. Collective."""
+        ...
+
+
+@runtime_checkable
+class SupportsCheckpointBehind(Protocol):
+    """A train engine that writes checkpoints while the training goes on."""
+
+    def begin_checkpoint(self, path: Path) -> None:
+        """As `save_checkpoint`, but return when the state was copied to host memory. Collective.
+
+        LifecycleError before the one begun last is finished.
+        """
+        ...
+
+    def checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would not wait. Local."""
+        ...
+
+    def finish_checkpoint(self, timeout_s: float) -> None:
+        """Wait until what `begin_checkpoint` began is there; nothing to do if nothing was. Local.
+
+        TransferTimeoutError after `timeout_s` seconds, TrainError on every rank if it could not
+        be written.
+        """
         ...
 
 

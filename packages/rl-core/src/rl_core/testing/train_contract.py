@@ -42,6 +42,7 @@ class TrainCapability(StrEnum):
 
     RESHARDS = "loads a checkpoint on another number of ranks"
     DETERMINISTIC = "the same update from the same state gives the same bits"
+    WRITES_BEHIND = "writes a checkpoint while the training goes on"
     PERTURBS = "changes its published weights for a while, and puts them back bit for bit"
 
 
@@ -233,6 +234,24 @@ class TrainEngineContract(Contract, contract=True):
         fresh = train.start(pool, RATE, world_size=1)
         fresh.run("load_checkpoint", tmp_path)
         assert fresh.stream(VERSION)[0].digests == digests
+
+    def test_checkpoint_written_behind_is_of_the_moment_it_was_begun(
+        self, train: TrainUnderTest, ranks: RankGroup, tmp_path: Path
+    ) -> None:
+        """An update in the meantime does not get into it; a second one has to wait."""
+        self.need(TrainCapability.WRITES_BEHIND)
+        shares = train.shares(ranks.size)
+        ranks.each("update_policy", shares)
+        digests = ranks.stream(VERSION)[0].digests
+        ranks.run("begin_checkpoint", tmp_path / "first")
+        with pytest.raises(LifecycleError):
+            ranks.run("begin_checkpoint", tmp_path / "second")
+        ranks.each("update_policy", shares)
+        ranks.run("finish_checkpoint", train.timeout_s)
+        assert all(ranks.run("checkpoint_written"))
+        ranks.run("finish_checkpoint", train.timeout_s)
+        ranks.run("load_checkpoint", tmp_path / "first")
+        assert ranks.stream(VERSION)[0].digests == digests
 
     def test_perturbed_weights_differ_everywhere_and_come_back(self, ranks: RankGroup) -> None:
         """Every element that is published, on every rank; a second change is refused."""

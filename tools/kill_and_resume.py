@@ -1,0 +1,163 @@
+"""Kill runs at random steps, resume them, and compare with one that nobody killed.
+
+    uv run tools/kill_and_resume.py [--rounds 3] [--steps 8] [--save-freq 2] [--seed 1] [KEY=VALUE]
+
+Each round starts the same run, kills all its processes with SIGKILL at a random moment of a random
+step, and resumes it by `trainer.resume=auto`. A line says at which step it was killed, where it
+went on, and how long that took. Exit code 1 unless it ends with the same rows in
+`trajectories.jsonl` (tokens, log-probabilities, rewards, advantages, digest of the weights that
+sampled them; only the run epoch may differ), the same losses, and the same trained model, byte for
+byte. The last round resumes on one actor rank what two have saved: there the weights that are
+served first must have the digest that was published before, and everything until then must be the
+same.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from whole_runs import ONE_ACTOR, Run, Runner
+
+LIMIT_S = 600
+STEP_S = 1.0
+"""A run is killed within so many seconds of the end of a step."""
+
+Step = tuple[list[dict[str, Any]], float, float]
+
+
+def steps_of(run: Run) -> list[Step]:
+    """Of each step: its samples, without run epochs, its loss and its gradient norm."""
+    samples: dict[int, list[dict[str, Any]]] = {}
+    for sample in run.trajectories:
+        spans = sample["policy_version_spans"]
+        step = int(spans[0][0].partition(".s")[2])
+        sample["policy_version_spans"] = [[step, *rest] for _, *rest in spans]
+        samples.setdefault(step, []).append(sample)
+    lines = run.metrics
+    assert list(samples) == list(range(len(lines)))
+    return [(samples[step], line["loss"], line["grad_norm"]) for step, line in enumerate(lines)]
+
+
+def killed(run: Run, steps: int, drawn: random.Random) -> int:
+    """Kill everything of a run; the last step that it told of."""
+    run.wait_for(f"[Step {drawn.randint(1, steps - 2)}/", LIMIT_S)
+    time.sleep(drawn.uniform(0, STEP_S))
+    while found := run.processes():
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    run.process.wait()
+    told = [line for line in run.lines if "[Step " in line]
+    return int(told[-1].partition("[Step ")[2].partition("/")[0])
+
+
+def problems(whole: Run, resumed: Run, begun: int, *, same: bool) -> list[str]:
+    """What differs between a run that was killed, and one that was not."""
+    if resumed.code != 0:
+        return [f"exit code {resumed.code}: {resumed.log[-3000:]}"]
+    found = resumed.left()
+    expected, got = steps_of(whole), steps_of(resumed)
+    for step, (mine, theirs) in enumerate(zip(got, expected, strict=True), start=1):
+        if (same or step <= begun) and mine != theirs:
+            found.append(f"step {step} differs: {differences(mine, theirs)}")
+        if step == begun + 1 and mine[0] != theirs[0]:
+            found.append(f"the samples of step {step} differ, the first after the checkpoint")
+    published = {one["version"].partition(".")[2]: one for one in whole.summary["syncs"]}
+    for sync in resumed.summary["syncs"] if same else resumed.summary["syncs"][:1]:
+        step = sync["version"].partition(".")[2]
+        if sync["weights_digest"] != published[step]["weights_digest"]:
+            found.append(f"the weights of {sync['version']} differ")
+    if same and final(whole) != final(resumed):
+        found.append("the trained models differ")
+    return found
+
+
+def differences(mine: Step, theirs: Step) -> str:
+    """Which fields of how many samples, and the losses."""
+    pairs = [pair for pair in zip(mine[0], theirs[0], strict=True) if pair[0] != pair[1]]
+    fields = {name for one, other in pairs for name in one if one[name] != other[name]}
+    return f"{len(pairs)} samples in {sorted(fields)}, loss {mine[1]} and {theirs[1]}"
+
+
+def final(run: Run) -> bytes:
+    """The trained weights."""
+    return (run.run_dir / "checkpoints" / "final" / "model.safetensors").read_bytes()
+
+
+def closeness(whole: Run, resumed: Run) -> str:
+    """How far a run on another number of ranks is from the one that it follows."""
+    pairs = zip(whole.metrics, resumed.metrics, strict=True)
+    difference = max(abs(one["reward/mean"] - other["reward/mean"]) for one, other in pairs)
+    return f"mean rewards differ by {difference:.3f} at most"
+
+
+def told_step(run: Run) -> int:
+    """The step that a resumed run says it goes on after."""
+    return int(run.log.partition("Run resumed: ")[2].partition("step=")[2].partition(",")[0])
+
+
+def killed_and_resumed(
+    runner: Runner, whole: Run, arguments: tuple[str, ...], drawn: random.Random, *, same: bool
+) -> tuple[list[str], str]:
+    """One round: what is wrong, and what happened."""
+    victim = runner.start(*arguments)
+    last = killed(victim, len(whole.metrics), drawn)
+    ranks = () if same else ONE_ACTOR
+    given = (*arguments, *ranks, "trainer.resume=auto")
+    resumed = runner.complete(*given, run_dir=victim.run_dir, timeout=LIMIT_S)
+    begun = told_step(resumed)
+    wrong = problems(whole, resumed, begun, same=same)
+    line = f"killed after step {last}, went on after step {begun}"
+    line += f", {resumed.seconds:.0f} s of {whole.seconds:.0f} s"
+    skipped = sum("Checkpoint skipped" in one for one in resumed.lines)
+    line += f", half-written checkpoints skipped: {skipped}"
+    return wrong, line if same else f"{line}; on one rank {closeness(whole, resumed)}"
+
+
+def main() -> int:
+    """Exit code 1 if a run did not end as it should."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
+    for name, value in (("rounds", 3), ("steps", 8), ("save-freq", 2), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    drawn = random.Random(options.seed)
+    arguments = (
+        f"trainer.total_training_steps={options.steps}",
+        f"trainer.save_freq={options.save_freq}",
+        "checkpoint_engine.debug.verify_light_transfer=true",
+        "data.eval_size=0",
+        *options.extra,
+    )
+    good = True
+    with tempfile.TemporaryDirectory(prefix="kr-") as directory:
+        runner = Runner(Path(directory))
+        try:
+            whole = runner.complete(*arguments, timeout=LIMIT_S)
+            if whole.code != 0:
+                sys.stdout.write(f"BAD the run that nobody kills failed:\n{whole.log[-3000:]}\n")
+                return 1
+            for number in range(options.rounds):
+                same = number < options.rounds - 1
+                wrong, line = killed_and_resumed(runner, whole, arguments, drawn, same=same)
+                good = good and not wrong
+                sys.stdout.write(f"{'BAD' if wrong else 'ok '} {line}\n")
+                sys.stdout.write("".join(f"    {one}\n" for one in wrong[:10]))
+                sys.stdout.flush()
+        finally:
+            runner.close()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
