@@ -5,6 +5,9 @@ import re
 import shlex
 from pathlib import Path
 
+import pyarrow
+from pyarrow import parquet
+
 ROOT = Path(__file__).resolve().parent.parent
 READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 
@@ -25,11 +28,20 @@ def app_arguments(command: str) -> list[str]:
     return words[3:]
 
 
-def write_example(directory: Path) -> list[str]:
-    """The README's own reward function, and prompts for it; the arguments that name them."""
+def program(name: str) -> str:
+    """The Python file that the app's README shows in a block that begins with `# NAME`."""
     text = (ROOT / "apps/minirl/README.md").read_text()
-    reward = re.search(r"```python\n# reward.py\n(.*?)```", text, re.DOTALL)[1]
-    (directory / "reward.py").write_text(reward)
-    lines = [json.dumps({"prompt": f"say {digit}:", "answer": str(digit)}) for digit in range(10)]
-    (directory / "prompts.jsonl").write_text("\n".join(lines))
+    return re.search(rf"```python\n(# {re.escape(name)}.*?)```", text, re.DOTALL)[1]
+
+
+def write_example(directory: Path) -> list[str]:
+    """The README's own reward functions, and prompts for them; the arguments that name them.
+
+    The prompts are there as JSONL, and as parquet with `question` for their column.
+    """
+    (directory / "reward.py").write_text(program("reward.py"))
+    rows = [{"prompt": f"say {digit}:", "answer": str(digit)} for digit in range(10)]
+    (directory / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = pyarrow.Table.from_pylist(rows).rename_columns(["question", "answer"])
+    parquet.write_table(table, directory / "prompts.parquet")
     return [f"data.path={directory}/prompts.jsonl", f"reward.path={directory}/reward.py"]

@@ -1,9 +1,10 @@
 """Every command of the READMEs is run here or by the test that is named beside it."""
 
+import re
 import subprocess
 
 import pytest
-from readmes import ROOT, app_arguments, commands
+from readmes import ROOT, app_arguments, commands, write_example
 
 pytestmark = pytest.mark.engine
 
@@ -19,6 +20,9 @@ ELSEWHERE = {
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
     "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
+    "uv run apps/minirl data.task=task.py": "tests/test_late_replica.py",
+    "uv run apps/minirl show RUN": "tests/test_default_run.py",
+    "uv run apps/minirl debug.train_only=RUN": "tests/test_default_run.py",
     "uv run apps/minirl data.path=prompts.jsonl reward.path=reward.py data.eval_size=0": (
         "tests/test_endings.py"
     ),
@@ -34,9 +38,9 @@ RUN_HERE = [command for command in commands() if command not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_it_runs(command, runner):
+def test_it_runs(command, runner, tmp_path):
     arguments = app_arguments(command)
-    if arguments[0] in ("fetch", "version"):
+    if arguments[0] in ("fetch", "version", "doctor"):
         done = subprocess.run(
             ["uv", "run", "--no-sync", "apps/minirl", *arguments],
             cwd=ROOT,
@@ -47,10 +51,34 @@ def test_it_runs(command, runner):
         )
         assert done.returncode == 0, done.stderr
         return
+    write_example(tmp_path)
+    for name in ("prompts.parquet", "reward.py"):
+        arguments = [
+            re.sub(rf"(?<=[=\[,]){re.escape(name)}", f"{tmp_path}/{name}", item)
+            for item in arguments
+        ]
     small = SMALL if "config=smollm2" in arguments else ()
     run = runner.complete(*arguments, *SHORT, *small, timeout=300)
     assert run.code == 0, run.log
     assert run.summary["status"] == "ok"
+    if "debug.rollout_only=true" in arguments:
+        check_rollout_only(run)
+        return
     for line in run.metrics:
         limit = 1e-5 if "config=smollm2" not in arguments else 0.1
         assert line["rollout_train_logprob_diff/mean"] <= limit
+
+
+def check_rollout_only(run):
+    """Samples and what two reward functions say of them; nothing was trained."""
+    (line,) = run.metrics
+    assert [sync["phase"] for sync in run.summary["syncs"]] == ["initial"]
+    assert "loss" not in line
+    assert "reward/reward/mean" in line
+    assert "reward/brief/mean" in line
+    for sample in run.trajectories:
+        parts = sample["rewards"]
+        assert sample["reward"] == pytest.approx(parts["reward"] + 0.2 * (parts["brief"] or 0.0))
+        assert sample["advantage"] is None
+        assert sum(sample["loss_mask"]) == 0
+        assert sample["policy_version_spans"] == [["e1.s0", 0, len(sample["response_ids"])]]

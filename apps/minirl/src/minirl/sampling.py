@@ -22,6 +22,7 @@ class Sample(msgspec.Struct):
         text: the completion, decoded, special tokens left out.
         sampling: how it was sampled.
         raw_reward: as scored; None before scoring, or where the sample is not rewarded.
+        rewards: what each reward function returned, by its name.
         advantage: None before `advantage`, or where there is no reward.
     """
 
@@ -31,6 +32,7 @@ class Sample(msgspec.Struct):
     text: str
     sampling: SamplingParams
     raw_reward: float | None = None
+    rewards: dict[str, float | None] = {}
     advantage: float | None = None
 
     @property

@@ -24,10 +24,12 @@ class Trajectory(msgspec.Struct):
         finish_reason: stop, length or abort.
         sampling_params: how it was sampled, seed included.
         seed: the request's seed.
-        raw_reward: as the reward function returned it; `reward` is what was trained on.
+        raw_reward: weighted sum of what the reward functions returned; `reward` is what was
+            trained on.
         reward: see `raw_reward`.
         advantage: of every token of the response; None without a reward.
         weights_digest: digest of digests of the version served, or None without verification.
+        rewards: what each reward function returned, by its name.
     """
 
     index: int
@@ -48,6 +50,7 @@ class Trajectory(msgspec.Struct):
     reward: float | None
     advantage: float | None
     weights_digest: str | None
+    rewards: dict[str, float | None] = {}
 
 
 def to_trajectory(
@@ -74,6 +77,7 @@ def to_trajectory(
         seed=sample.sampling.seed,
         raw_reward=sample.raw_reward,
         reward=sample.raw_reward,
+        rewards=sample.rewards,
         advantage=sample.advantage,
         weights_digest=weights_digest,
     )

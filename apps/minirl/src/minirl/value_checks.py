@@ -6,6 +6,10 @@ from typing import Any
 
 from minirl.config import MiniRLConfig
 from minirl.config_keys import value_of
+from minirl.prompt_length import POLICIES
+from minirl.prompts import TASKS
+from minirl.reporters import check_reporters
+from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -18,7 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "rollout.on_replica_failure": ("abort", "continue"),
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
-    "data.task": ("repeat",),
+    "data.on_long_prompt": POLICIES,
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
 _AT_LEAST: dict[str, float] = {
@@ -56,15 +60,13 @@ _POSITIVE = (
     "algorithm.clip_ratio",
     "reward.timeout_s",
 )
-_REPORTERS = ("tensorboard",)
 
 
 def check_values(config: MiniRLConfig) -> None:
-    """ConfigError, one line, for the first value that can't be."""
-    for key, choices in _CHOICES.items():
-        _check_choice(key, value_of(config, key), choices)
-    for reporter in config.trainer.report_to:
-        _check_choice("trainer.report_to", reporter, _REPORTERS)
+    """ConfigError or ComponentError, one line, for the first value that can't be."""
+    _check_choices(config)
+    check_reporters(config.trainer.report_to)
+    _check_halves(config)
     _check_finite(asdict(config), "")
     for key, bound in _AT_LEAST.items():
         value = value_of(config, key)
@@ -81,9 +83,32 @@ def check_values(config: MiniRLConfig) -> None:
         raise ConfigError(f"rollout.top_k={config.rollout.top_k}: must be -1 (no limit) or >= 1")
 
 
+def _check_choices(config: MiniRLConfig) -> None:
+    for key, choices in _CHOICES.items():
+        _check_choice(key, value_of(config, key), choices)
+    if not is_task_file(config.data.task):
+        _check_choice("data.task", config.data.task, TASKS)
+
+
+def _check_halves(config: MiniRLConfig) -> None:
+    halves = {
+        "debug.rollout_only": config.debug.rollout_only,
+        "debug.train_only": config.debug.train_only is not None,
+        "trainer.mock": config.trainer.mock,
+    }
+    given = [name for name, is_given in halves.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+    if given and config.trainer.resume is not None:
+        raise ConfigError(f"trainer.resume={config.trainer.resume}: not with {given[0]}")
+
+
 def _check_finite(node: Any, key: str) -> None:
     if isinstance(node, float) and not math.isfinite(node):
         raise ConfigError(f"{key}={node}: must be a finite number")
+    if isinstance(node, list):
+        for item in node:
+            _check_finite(item, key)
     if isinstance(node, dict):
         for name, value in node.items():
             _check_finite(value, f"{key}.{name}" if key else str(name))
