@@ -18,6 +18,7 @@ from minirl.prompt_loader import PromptLoader
 from minirl.prompts import load_prompts
 from minirl.resume import find_resumption
 from minirl.resume_settings import model_digest, shared_settings
+from minirl.reward_mix import Score
 from minirl.run_output import RunOutput, run_lock
 from minirl.run_state import RunState, read_state
 from minirl.tiny_model import ensure_tiny_model
@@ -39,14 +40,17 @@ class PlainTokenizer:
 
 def make_data(config):
     prompts, held_out = load_prompts(config.data, PlainTokenizer(), config.trainer.seed)
-    scorer = SimpleNamespace(score=lambda prompts, texts, ids: [float(sum(one)) for one in ids])
+
+    def score(prompts, texts, ids):
+        return [Score(float(sum(one)), {}) for one in ids]
+
     return SimpleNamespace(
         loader=PromptLoader(
             prompts, config.data.train_batch_size, shuffle=True, seed=config.trainer.seed
         ),
         held_out=held_out[:2],
         decode=lambda sequences: [str(sequence) for sequence in sequences],
-        scorer=scorer,
+        scorer=SimpleNamespace(score=score),
         model_path=MODEL,
     )
 

@@ -57,7 +57,7 @@ class TrainOnlyTrainer(Trainer):
         """Train for `total_training_steps` steps and save the model."""
         for step in range(1, self._config.trainer.total_training_steps + 1):
             self._step(step)
-        self._checkpoints.save_final(self._save_pretrained)
+        self._saved.save_final(self._save_pretrained)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
@@ -71,11 +71,12 @@ class TrainOnlyTrainer(Trainer):
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
             update = self._update(batch, old)
-        with self._phase(timer, step, "save"):
-            self._save_checkpoint(step)
         spans = samples[0].completion.version_spans
         served = spans[0].version if spans else self._version
         self._report(step, served, samples, step_metrics(samples, old, update), timer)
+
+    def _save_checkpoint(self, step: int) -> None:
+        """Half a loop is not resumed."""
 
     def _record(self, served: PolicyVersion, samples: Sequence[Sample]) -> None:
         """They are recorded already."""

@@ -30,7 +30,7 @@ _KEYS = (
     "trainer.seed",
     "trainer.sync_freq",
 )
-_BY_CONTENT = ("data.task", "data.path", "data.eval_path", "data.eval_size")
+_BY_CONTENT = ("data.path", "data.eval_path", "data.eval_size")
 """Of these only the prompts matter that come of them: `PromptLoader.load_state` compares those."""
 
 _RECOGNISED_BY = ("config.json", "tokenizer.json", "tokenizer_config.json")

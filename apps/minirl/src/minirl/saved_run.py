@@ -37,7 +37,7 @@ class SavedRun:
         self._config = config
         self._data = data
         self._output = output
-        self._sync = system.weight_sync
+        self._system = system
         self._world_size = system.workers.world_size
         self._epoch = beginning.epoch
         self._begun_with = beginning.actor
@@ -48,11 +48,11 @@ class SavedRun:
 
     def restore(self) -> PolicyVersion:
         """Let the actor train from where the run stood, and the engines serve that version."""
-        version = self._sync.version_of(self._epoch, self.done.step)
+        version = self._system.weight_sync.version_of(self._epoch, self.done.step)
         if self._begun_with is not None:
             self._actor.load(self._begun_with)
-            self._sync.expect(version, self.done.weights_digest)
-        self._sync.sync(version, "initial")
+            self._system.weight_sync.expect(version, self.done.weights_digest)
+        self._system.weight_sync.sync(version, "initial")
         return version
 
     def save(self, step: int, samples: int, evaluations: Sequence[Any]) -> None:
@@ -80,11 +80,11 @@ class SavedRun:
         self._checkpoints.finish(timeout_s)
 
     def _state(self, step: int, samples: int, evaluations: list[dict[str, Any]]) -> RunState:
-        version = self._sync.version_of(self._epoch, step)
+        version = self._system.weight_sync.version_of(self._epoch, step)
         return RunState(
             step=step,
             version=str(version),
-            weights_digest=self._sync.digest_of(version),
+            weights_digest=self._system.weight_sync.digest_of(version),
             samples=samples,
             rewards=list(self._output.rewards),
             evaluations=evaluations,
