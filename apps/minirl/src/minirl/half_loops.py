@@ -67,5 +67,8 @@ class TrainOnlyTrainer(Trainer):
     def _release(self, step: int) -> None:
         """There is no engine that holds memory."""
 
+    def _save_checkpoint(self, step: int) -> None:
+        """Half a loop is not resumed."""
+
     def _record(self, served: PolicyVersion, samples: Sequence[Sample]) -> None:
         """They are recorded already."""

@@ -102,6 +102,8 @@ def find_resumption(config: MiniRLConfig) -> Resumption | None:
         return None
     if config.trainer.mock:
         raise ConfigError(f"trainer.resume={wanted}: trainer.mock=true trains nothing")
+    if config.debug.rollout_only or config.debug.train_only is not None:
+        raise ConfigError(f"trainer.resume={wanted}: half a loop (debug) cannot be resumed")
     if wanted == AUTO:
         directory = Path(run_dir) if run_dir is not None else _newest_run()
         if directory is None or not (directory / METRICS).exists():
