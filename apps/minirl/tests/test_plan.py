@@ -65,6 +65,10 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
+        (["data.task=repaet"], ["data.task=repaet", "repeat"]),
+        (["reward.weights=[.nan]"], ["reward.weights=nan", "finite"]),
+        (["trainer.report_to=[tensorbord]"], ["trainer.report_to=tensorbord", "tensorboard"]),
+        (["trainer.mock=true", "debug.rollout_only=true"], ["debug.rollout_only", "trainer.mock"]),
         (["actor.engine_config.fsdp_size=3"], ["fsdp_size=3", "actor world of 2", "such as 2"]),
         (["rollout.tensor_model_parallel_size=4"], ["size=4", "pool of 2"]),
         (["rollout.name=vlm"], ["'vlm'", "vllm"]),

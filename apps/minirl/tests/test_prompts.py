@@ -1,6 +1,7 @@
 """Reading, splitting and ordering prompts."""
 
 import json
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from minirl import prompts as prompts_module
 from minirl.char_tokenizer import write_tokenizer
 from minirl.prompt_file import read_prompt_file
 from minirl.prompt_loader import PromptLoader
@@ -34,6 +34,7 @@ def settings_with(**changes):
         "eval_path": None,
         "eval_size": 0,
         "max_prompt_length": 512,
+        "on_long_prompt": "error",
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -152,15 +153,59 @@ def test_the_length_check_misses_none(tokenizer, tmp_path_factory, lengths, limi
         assert fits
 
 
-def test_of_many_long_prompts_the_longest_are_checked_now_the_others_when_drawn(
-    tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(prompts_module, "_CHECKED_AT_START", 1)
-    texts = ["x", "\u00e9" * 40, "x" * 60]
-    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": text} for text in texts])
-    train = load_prompts(settings_with(path=path, max_prompt_length=43), tokenizer, seed=1).train
-    with pytest.raises(ConfigError, match=r"p\.jsonl:3: the prompt has 63 tokens"):
-        train[2]
+def long_and_short(tmp_path):
+    texts = ["x", "y" * 60, "caf\u00e9 " * 20, "z" * 40]
+    return write_jsonl(tmp_path / "p.jsonl", [{"prompt": text} for text in texts])
+
+
+def test_prompts_that_are_too_long_may_be_left_out(tokenizer, tmp_path, caplog):
+    options = settings_with(
+        path=long_and_short(tmp_path), max_prompt_length=43, on_long_prompt="drop", eval_size=1
+    )
+    train, held_out = load_prompts(options, tokenizer, seed=1)
+    assert sorted(item.text[0] for item in [*train, *held_out]) == ["x", "z"]
+    assert {item.index for item in [*train, *held_out]} == {0, 3}
+    assert "2 of 4 prompts have more than 43 tokens and were left out (the first: " in caplog.text
+
+
+def test_prompts_that_are_too_long_may_be_cut(tokenizer, tmp_path, caplog):
+    options = settings_with(
+        path=long_and_short(tmp_path), max_prompt_length=43, on_long_prompt="truncate"
+    )
+    train = load_prompts(options, tokenizer, seed=1).train
+    assert [item.text for item in train] == ["x", "y" * 40, ("caf\u00e9 " * 20)[-40:], "z" * 40]
+    assert [len(item.prompt_ids) for item in train] == [4, 43, 43, 43]
+    assert train[1].messages == [{"role": "user", "content": "y" * 40}]
+    assert "2 of 4 prompts have more than 43 tokens and were cut" in caplog.text
+
+
+def test_of_a_chat_the_last_user_message_is_cut(tokenizer, tmp_path):
+    chat = [{"role": "system", "content": "brief"}, {"role": "user", "content": "x" * 50 + "?"}]
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": chat}])
+    options = settings_with(path=path, max_prompt_length=20, on_long_prompt="truncate")
+    prompt = load_prompts(options, tokenizer, seed=1).train[0]
+    assert prompt.messages == [chat[0], {"role": "user", "content": prompt.text}]
+    assert prompt.text == "xxxxxxxxx?"
+    assert len(prompt.prompt_ids) == 20
+    options.max_prompt_length = 8
+    with pytest.raises(ConfigError, match=r"p\.jsonl:1: cannot be cut to .*=8"):
+        load_prompts(options, tokenizer, seed=1)
+
+
+def test_not_all_prompts_may_be_left_out(tokenizer, tmp_path):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "x" * 60}])
+    options = settings_with(path=path, max_prompt_length=43, on_long_prompt="drop")
+    with pytest.raises(ConfigError, match="every prompt is longer"):
+        load_prompts(options, tokenizer, seed=1)
+
+
+def test_a_hundred_thousand_lines_are_read_quickly(tokenizer, tmp_path):
+    texts = [{"prompt": f"caf\u00e9 {n} + {n}?", "answer": 2 * n} for n in range(100_000)]
+    path = write_jsonl(tmp_path / "p.jsonl", texts)
+    before = time.perf_counter()
+    train = load_prompts(settings_with(path=path, eval_size=8), tokenizer, seed=1).train
+    assert time.perf_counter() - before < 5
+    assert len(train) == 100_000 - 8
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,11 +1,20 @@
 """Problems of reasoning-gym: sources, splits and scores."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.reasoning_gym_task import Problems, last_number, make_reward, tagged, untagged
-from rl_core.errors import ConfigError
+from minirl.reasoning_gym_task import (
+    Problems,
+    _registry,
+    last_number,
+    make_reward,
+    tagged,
+    untagged,
+)
+from rl_core.errors import ComponentNotFoundError, ConfigError
 
 SUMS = {"name": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 plain_values = st.recursive(
@@ -121,3 +130,10 @@ def test_a_question_of_ones_own_is_filled_from_the_metadata():
 def test_a_question_that_cannot_be_filled_is_refused(question):
     with pytest.raises(ConfigError, match="question"):
         Problems.from_config({"name": "chain_sum", "question": question}, seed=1)
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    _registry.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
+    with pytest.raises(ComponentNotFoundError, match=r"pip install 'rl-minirl\[reasoning-gym\]'"):
+        Problems.from_config("chain_sum", seed=1)

@@ -19,7 +19,7 @@ from minirl.reward_process import PART_BYTES
 from minirl.rewards import RewardError, load_scorer
 from rl_core.errors import ConfigError
 
-NO_DATA = SimpleNamespace(path="p.jsonl", reasoning_gym=None)
+NO_DATA = SimpleNamespace(task="repeat", path="p.jsonl", reasoning_gym=None)
 SUMS = {"name": "chain_sum", "min_terms": 2, "max_terms": 2}
 
 
@@ -319,7 +319,7 @@ def test_a_timeout_that_is_none(timeout):
 
 
 def test_the_default_task_scores_in_process():
-    data = SimpleNamespace(path=None, reasoning_gym=None)
+    data = SimpleNamespace(task="repeat", path=None, reasoning_gym=None)
     scorer = load_scorer(SimpleNamespace(path=None, timeout_s=1), data, ())
     prompt = Prompt(0, [], "say 7:", [1], {})
     assert scorer.score([prompt] * 2, ["7777", "8"], [[1], [2]]) == [0.5, 0.0]
@@ -329,7 +329,7 @@ def test_the_default_task_scores_in_process():
 def test_reasoning_gym_scores_with_its_own_scorer():
     from minirl.reasoning_gym_task import Problems
 
-    data = SimpleNamespace(path=None, reasoning_gym=SUMS)
+    data = SimpleNamespace(task="repeat", path=None, reasoning_gym=SUMS)
     raw, _ = Problems.from_config({**SUMS, "size": 4}, seed=1).split(0)
     prompts = [Prompt(r.index, r.messages, r.text, [1], r.columns) for r in raw]
     scorer = load_scorer(SimpleNamespace(path=None, timeout_s=20), data, ("entry", "answer"))

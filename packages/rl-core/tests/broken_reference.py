@@ -232,16 +232,31 @@ class ResumedWithoutDerived(RankModel):
 class CacheNotFlushed(KVRows):
     """Flushing reports success and does nothing."""
 
-    def flush(self):
+    def flush(self, keep=()):
         pass
 
 
 class KeptRequestsKeepTheirKV(KVRows):
     """A flush spares the rows in use: kept requests go on with keys of the old version."""
 
-    def flush(self):
+    def flush(self, keep=()):
         for row in self._idle:
             self._tokens[row] = []
+
+
+class KeptKVShared(KVRows):
+    """Others with the same prompt take over what a request that was paused in place keeps."""
+
+    def flush(self, keep=()):
+        super().flush(keep)
+        self._private = set()
+
+
+class NothingKeptInPlace(KVRows):
+    """A request that was paused in place computes its keys again."""
+
+    def flush(self, keep=()):
+        super().flush()
 
 
 class CacheSurvivesRelease(KVRows):

@@ -1,10 +1,13 @@
 """Every test of the rollout contract fails for an engine that is broken in its way."""
 
+from dataclasses import replace
+
 import broken_reference as broken
 import pytest
 
+from rl_core.errors import ReplicaFencedError
 from rl_core.testing.reference_adapter import ReferenceAdapter
-from rl_core.testing.rollout_case import RolloutCase
+from rl_core.testing.rollout_case import ColdStart, RolloutCase
 from rl_core.testing.rollout_contract import RolloutAdapterContract
 from rl_core.testing.rollout_faults import FAULTS
 
@@ -83,6 +86,8 @@ VARIANTS = [
     bites("test_pause_wait_lets_requests_finish", broken.WaitAborts),
     bites("test_pause_keep_records_both_versions", broken.VersionReadAfterwards),
     bites("test_pause_keep_records_both_versions", broken.KeptRequestsKeepTheirKV),
+    bites("test_pause_in_place_records_both_versions", broken.KeptKVShared),
+    bites("test_pause_in_place_records_both_versions", broken.NothingKeptInPlace),
     bites("test_no_answer_mixes_versions", broken.RunsIntoUpdates),
     bites("test_released_resumed_updated_replica_serves", broken.ResumedWithoutDerived),
     bites("test_memory_is_freed", broken.FreesNothing, tag="kv_cache"),
@@ -116,6 +121,24 @@ def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_
             attempt(test, case, arguments)
         assert not isinstance(caught.value, pytest.skip.Exception | TypeError | AttributeError)
         case.threads.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.mark.parametrize("broken_in", [None, broken.DerivedBufferStale, broken.TiedHeadLeftBehind])
+def test_a_start_that_was_looked_at_is_compared_too(broken_in, reference):
+    """Engines that take long to start are compared with what they were themselves."""
+    with reference(server=broken_in and broken.server_of(broken_in)) as given:
+        weights = given.weights_a.blended(given.weights_b)
+        with given.cold(weights) as adapters:
+            answers = RolloutCase(given).fingerprint(adapters)
+            cold = ColdStart(
+                weights, ReplicaFencedError("no"), answers, adapters[0].live_digests(10)
+            )
+        case = RolloutCase(replace(given, cold_start=cold))
+        if broken_in is None:
+            Held().test_warm_update_equals_cold_start(case)
+        else:
+            with pytest.raises(AssertionError):
+                Held().test_warm_update_equals_cold_start(case)
 
 
 def test_every_test_of_the_contract_bites():

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rl_core.deadlines import Deadline
+from rl_core.errors import ReplicaFencedError
 from rl_core.interfaces import Placement
 from rl_core.plugins import load_object
 from rl_core.testing.launcher import ProcessLauncher
 from rl_core.testing.property_tests import no_time_limits
-from rl_core.testing.rollout_contract import RolloutUnderTest
+from rl_core.testing.rollout_case import GREEDY
+from rl_core.testing.rollout_contract import ColdStart, RolloutUnderTest
 from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
 from rl_core.testing.weight_set import WeightSet
 from rl_core.trajectory import GenerateRequest
@@ -85,11 +88,11 @@ def make_model(kind, seed):
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory):
-    """Directories of models A and B of every kind."""
+    """Directories of models A, B and C of every kind; engines are started on C."""
     root = tmp_path_factory.mktemp("models")
     found = {}
     for kind in KINDS:
-        found[kind] = [root / f"{kind}-a", root / f"{kind}-b"]
+        found[kind] = [root / f"{kind}-{letter}" for letter in "abc"]
         for seed, path in enumerate(found[kind]):
             make_model(kind, seed).save_pretrained(path)
             if kind == "dense":
@@ -112,7 +115,7 @@ def make_tokenizer():
 
 @pytest.fixture(scope="session")
 def weight_sets(model_dirs):
-    """The weights of models A and B of every kind, as a trainer publishes them."""
+    """The weights of models A, B and C of every kind, as a trainer publishes them."""
     from safetensors.torch import load_file
 
     return {
@@ -143,10 +146,32 @@ class Started(StartedReplica):
         placement = Placement(tp_size=tp_size)
         replica = SglangReplica(self.config, ProcessLauncher(log_dir), placement)
         super().__init__(ROLLOUT_BACKEND, replica, self.config)
+        self.cold = None
+
+    def look(self, weights):
+        """Note what it is that was started on `weights`, which SGLang has loaded by itself."""
+        [first, *_] = self.adapters
+        digests = first.live_digests(CALL_S)
+        with pytest.raises(ReplicaFencedError) as refused:
+            first.generate(_requests(GREEDY, PROMPTS), CALL_S)
+        manifest = weights.manifest(self.next_version())
+        path = Path(self.config.local_path)
+        first.update_weights_from_disk(path, manifest, Deadline.after(CALL_S))
+        first.commit(manifest.version, CALL_S)
+        found = first.generate(_requests(GREEDY, PROMPTS), CALL_S)
+        answers = [(item.token_ids, item.log_probs) for item in found]
+        self.cold = ColdStart(weights, refused.value, answers, digests)
 
     def load_path(self, name):
         """Update by `bracketed` or `plain` from here on."""
         self.server.call("use_load_path", name, timeout=CALL_S)
+
+
+_NUMBERS = itertools.count()
+
+
+def _requests(sampling, prompts):
+    return [GenerateRequest(f"ask-{next(_NUMBERS)}", list(prompt), sampling) for prompt in prompts]
 
 
 ENGINES = {"dense": {}, "moe": {}, "tied": {"tp_size": 2}}
@@ -154,12 +179,14 @@ ENGINES = {"dense": {}, "moe": {}, "tied": {"tp_size": 2}}
 
 
 @pytest.fixture(scope="session")
-def engines(model_dirs, tmp_path_factory):
-    """One engine for every kind of model."""
+def engines(model_dirs, weight_sets, tmp_path_factory):
+    """One engine for every kind of model, which SGLang has started on C."""
 
     def start(kind):
         logs = tmp_path_factory.mktemp(f"{kind}-logs")
-        return Started(model_dirs[kind][0], logs, **ENGINES[kind])
+        started = Started(model_dirs[kind][2], logs, load_format="auto", **ENGINES[kind])
+        started.look(weight_sets[kind][2])
+        return started
 
     engines = StartedReplicas(start)
     yield engines
@@ -187,13 +214,9 @@ def prompts():
 @pytest.fixture(scope="session")
 def ask():
     """Completions of all prompts (or of those given) under one sampling."""
-    numbers = itertools.count()
 
     def ask(started, sampling, prompts=PROMPTS):
-        requests = [
-            GenerateRequest(f"ask-{next(numbers)}", list(prompt), sampling) for prompt in prompts
-        ]
-        return started.adapters[0].generate(requests, CALL_S)
+        return started.adapters[0].generate(_requests(sampling, prompts), CALL_S)
 
     return ask
 
@@ -204,13 +227,14 @@ def under_test(engines, weight_sets, save):
 
     def make(kind):
         started = engines(kind)
-        first, second = weight_sets[kind]
+        first, second, _ = weight_sets[kind]
         model_config = json.loads(Path(started.config.local_path, "config.json").read_text())
         return RolloutUnderTest(
             started.adapters,
             first,
             second,
             PROMPTS,
+            cold_start=started.cold,
             save=save,
             layout=load_object(ROLLOUT_BACKEND.layout)(model_config, started.config),
             flip=lambda *what: started.worker("flip", *what),

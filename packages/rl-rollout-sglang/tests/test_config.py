@@ -1,6 +1,8 @@
 """Bad settings are refused before anything starts; good ones become engine arguments."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +10,12 @@ from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
 from rl_core.rollout.config import check_known
+from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.config import SglangConfig
+from rl_rollout_sglang.cpu_plugin import NCCL_PATH, THREAD_BINDING, core_lists
 from rl_rollout_sglang.replica import SglangReplica
 from rl_rollout_sglang.server_args import kv_tokens, server_args
-from rl_rollout_sglang.server_env import CPU_PLUGIN, core_lists, server_env
+from rl_rollout_sglang.server_env import CPU_PLUGIN, server_env
 
 SIZES = {
     "vocab_size": 80,
@@ -134,6 +138,32 @@ def test_threads_are_shared_by_the_ranks(path):
 )
 def test_cores_are_shared_by_the_ranks(cores, ranks, lists):
     assert core_lists(cores, ranks) == lists
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The plugin's variables after its start in a process with a given environment."""
+
+    def installed(**environment):
+        for name in (NCCL_PATH, THREAD_BINDING, CPU_PLUGIN):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        cpu_plugin.install()
+        return os.environ.get(NCCL_PATH), os.environ.get(THREAD_BINDING)
+
+    cpu_plugin.switch.disable(["rotary_import", "seeded_sampling", "batched_attention"])
+    yield installed
+    cpu_plugin.switch.disable([])
+
+
+def test_the_plugin_keeps_ranks_from_nccl_and_from_each_others_cores(installed):
+    nccl, binding = installed(**{CPU_PLUGIN: "2"})
+    assert not Path(nccl).exists()
+    assert len(binding.split("|")) == 2
+    assert installed(**{CPU_PLUGIN: "2", THREAD_BINDING: "0|0"})[1] == "0|0"
+    assert installed(**{CPU_PLUGIN: "1"}) == (nccl, None)
+    assert installed() == (None, None)
 
 
 def test_a_placement_that_contradicts_the_config_is_refused(path):

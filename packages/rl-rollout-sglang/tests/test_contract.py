@@ -4,24 +4,14 @@ from typing import ClassVar
 
 import pytest
 
-from rl_core.testing.rollout_contract import (
-    OnOneReplica,
-    RolloutAdapterContract,
-    RolloutCapability,
-)
+from rl_core.testing.rollout_contract import OnOneReplica, RolloutAdapterContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 
 pytestmark = pytest.mark.engine
 
-ELSEWHERE = {
-    RolloutCapability.COLD_START: "compared with transformers in test_equality",
-}
-
 
 class TestBracketed(RolloutAdapterContract):
     """Through SGLang's weight-update session."""
-
-    lacks: ClassVar = ELSEWHERE
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test):
@@ -30,11 +20,6 @@ class TestBracketed(RolloutAdapterContract):
 
 class TestPlain(RolloutAdapterContract):
     """Through the model's loader alone, as for an SGLang that has no session."""
-
-    lacks: ClassVar = ELSEWHERE
-    not_applicable: ClassVar = {
-        "test_refuses_requests_before_the_first_commit": "this engine has served before"
-    }
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test, engines):

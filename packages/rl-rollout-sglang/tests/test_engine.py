@@ -1,8 +1,10 @@
 """What is particular to this engine: CPU patches, HTTP, refusals, the stream's far end."""
 
 import json
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import ManifestMismatchError, RolloutError, TransferError
+from rl_core.interfaces import PauseMode
 from rl_core.rollout.protocol import FromWorker, Offer
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.weight_set import leases
@@ -119,7 +122,7 @@ def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
 
 def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, ask):
     too_long = [5] * 1100
-    for prompt, named in [([10**6], "token ids below 80"), ([], "token ids"), (too_long, "failed")]:
+    for prompt, named in [([80], "token ids below 80"), ([], "input_ids"), (too_long, "failed")]:
         with pytest.raises(RolloutError, match=named):
             ask(dense, SamplingParams(max_tokens=4), [prompt])
     assert dense.state()["phase"] == "committed"
@@ -188,6 +191,23 @@ def test_answers_without_grouped_attention_are_the_same(dense, ask):
         assert new.log_probs == pytest.approx(old.log_probs, abs=1e-4)
 
 
+def test_what_is_paused_in_place_can_be_ended(dense, weight_sets, ask):
+    """SGLang's abort waits for a step that it does not take; a release would wait for ever."""
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, dense, sampling, [[5, 6, 7]])
+        time.sleep(0.2)
+        dense.adapters[0].pause(PauseMode.IN_PLACE, 30)
+        assert not running.done()
+        dense.adapters[0].release(["kv_cache"], 30)
+        [ended] = running.result(30)
+    assert ended.finish_reason == "abort"
+    dense.adapters[0].resume(["kv_cache"], 30)
+    dense.adapters[0].continue_(30)
+    dense.sync(weight_sets["dense"][0])
+    assert ask(dense, GREEDY)
+
+
 # -- HTTP
 
 
@@ -199,6 +219,43 @@ def post(started, body, path="/v1/completions"):
     )
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.loads(response.read())
+
+
+DEADLY = [
+    ({"input_ids": [5, 80]}, {}, "input_ids"),
+    ({"input_ids": [[5], [-1]]}, {}, "input_ids"),
+    ({"input_ids": [[5], []]}, {}, "input_ids"),
+    ({"return_logprob": True, "top_logprobs_num": 81}, {}, "top_logprobs_num"),
+    ({}, {"top_k": 81}, "top_k"),
+    ({}, {"stop_token_ids": [80], "min_new_tokens": 2}, "stop_token_ids"),
+    ({"return_logprob": [True]}, {}, "return_logprob"),
+    ({"return_logprob": True, "logprob_start_len": -5}, {}, "logprob_start_len"),
+    ({"token_indices_to_pool": [9]}, {"max_new_tokens": 0}, "token_indices_to_pool"),
+    ({}, {"min_p": 0.5}, "min_p"),
+    ({}, {"n": 10**9}, "n:"),
+]
+"""Fields, sampling parameters, the name that the refusal has to tell."""
+
+
+def test_http_requests_that_would_end_the_engine_are_refused_by_name(dense):
+    """Before a scheduler sees them, streamed or not, native or OpenAI-compatible."""
+    for fields, sampling, named in DEADLY:
+        params = {"max_new_tokens": 3, **sampling}
+        body = {"input_ids": [5, 6], **fields, "sampling_params": params}
+        assert named in refused(dense, body, "/generate")
+    for fields in ({"prompt": [5, 80]}, {"prompt": [[5], [80]]}, {"logprobs": 81}):
+        told = refused(dense, {"model": "m", "prompt": [5, 6], "max_tokens": 3, **fields})
+        assert next(iter(fields)) in told
+    assert dense.state()["phase"] == "committed"
+    assert post(dense, {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}}, "/generate")
+
+
+def refused(started, body, path="/v1/completions"):
+    """What the client is told."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(started, body, path)
+    assert caught.value.code == 400, body
+    return caught.value.read().decode()
 
 
 def test_http_answers_as_the_handle_does(dense, prompts, ask):

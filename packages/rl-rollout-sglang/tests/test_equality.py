@@ -1,4 +1,4 @@
-"""A warm engine taken to B answers like a transformers forward on B, log-probabilities included."""
+"""A warm engine answers like a cold one, and like a transformers forward, log-probs included."""
 
 import pytest
 import torch
@@ -47,9 +47,21 @@ def dense_a(engines, weight_sets):
 def test_answers_are_those_of_transformers(engines, weight_sets, model_dirs, prompts, ask, kind):
     """`tied` has two ranks."""
     started = engines(kind)
-    for weights in weight_sets[kind]:
+    for weights in weight_sets[kind][:2]:
         started.sync(weights)
     assert_equal_to_transformers(started, model_dirs[kind][1], prompts, ask)
+
+
+@pytest.mark.parametrize("kind", ["moe", "tied"])
+def test_a_warm_engine_is_what_a_cold_one_was(engines, weight_sets, ask, kind):
+    """Every live tensor of every rank, and the answers; for `dense` the contract asks."""
+    started = engines(kind)
+    for weights in weight_sets[kind]:
+        started.sync(weights)
+    assert started.adapters[0].live_digests(60) == started.cold.digests
+    for found, (tokens, log_probs) in zip(ask(started, GREEDY), started.cold.answers, strict=True):
+        assert found.token_ids == tokens
+        assert found.log_probs == pytest.approx(log_probs, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(

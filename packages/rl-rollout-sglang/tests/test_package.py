@@ -53,7 +53,8 @@ import os, sys
 os.environ["RL_ROLLOUT_SGLANG_CPU"] = "1"
 sys.modules["vllm"] = None  # not installed
 from rl_rollout_sglang import cpu_plugin
-cpu_plugin.switch.disable(["seeded_sampling", "batched_attention", *{disabled!r}])
+others = set(cpu_plugin.PATCHES) - {{"rotary_import"}}
+cpu_plugin.switch.disable([*others, *{disabled!r}])
 cpu_plugin.install()
 from vllm._custom_ops import rotary_embedding
 """

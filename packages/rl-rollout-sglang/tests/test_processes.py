@@ -4,9 +4,12 @@ The engines that end here are not used by later tests.
 """
 
 import contextlib
+import json
 import os
 import signal
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,14 +54,24 @@ def test_a_server_killed_in_the_middle_of_an_update_takes_everything_with_it(eng
 
 
 def test_a_dead_engine_fences_the_replica_and_its_last_words_are_told(engines, weight_sets, ask):
-    """SGLang means to take the server down with it; ours survives and says what happened."""
+    """SGLang means to take the server down with it; ours survives and says what happened.
+
+    HTTP clients are told at once, before anybody has asked the server for its state.
+    """
     started = engines("moe")
     started.sync(weight_sets["moe"][0])
-    with ThreadPoolExecutor(1) as threads:
+    long = {"max_new_tokens": 900, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as threads:
         running = threads.submit(ask, started, SamplingParams(0.0, max_tokens=900, ignore_eos=True))
+        waiting = threads.submit(http, started, "/generate", [5], long)
         time.sleep(0.3)
         started.server.submit("worker_call", "fail")
         error = running.exception(60)
+        answers = [waiting.result(GONE_S)]
+    answers += [http(started, "/health"), http(started, "/generate", [5], long)]
+    for status, words in answers:
+        assert status == 503
+        assert "a test asked the scheduler to fail" in words
     assert isinstance(error, RolloutError)
     assert "a test asked the scheduler to fail" in str(error).splitlines()[0]
     end = time.monotonic() + GONE_S
@@ -67,6 +80,21 @@ def test_a_dead_engine_fences_the_replica_and_its_last_words_are_told(engines, w
     assert "a test asked the scheduler to fail" in started.state()["reason"]
     assert started.adapters[0].committed_version(10) is None
     engines.end("moe")
+
+
+def http(started, path, input_ids=None, sampling=None):
+    """Status and content of an answer."""
+    body = {"input_ids": input_ids, "sampling_params": sampling}
+    request = urllib.request.Request(
+        f"http://{started.replica.address}{path}",
+        data=json.dumps(body).encode() if input_ids else None,
+        headers={"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def test_an_orderly_end_leaves_nothing(engines):

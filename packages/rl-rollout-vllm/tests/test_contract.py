@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine
 
 ELSEWHERE = {
     RolloutCapability.COLD_START: "compared with stock vLLM and transformers in test_equality",
+    RolloutCapability.PAUSE_IN_PLACE: "vLLM's prefix cache would outlive the update; refused",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, RolloutError, TransferError
+from rl_core.interfaces import PauseMode
 from rl_core.rollout.protocol import (
     FromDirectory,
     FromWorker,
@@ -170,6 +171,12 @@ def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, as
         with pytest.raises(RolloutError, match=named):
             ask(dense, SamplingParams(max_tokens=4), [prompt])
     assert dense.state()["phase"] == "committed"
+    assert ask(dense, GREEDY)
+
+
+def test_a_pause_in_place_is_refused_with_the_mode_to_use(dense, ask):
+    with pytest.raises(RolloutError, match=r"in_place.*use keep"):
+        dense.adapters[0].pause(PauseMode.IN_PLACE, 30)
     assert ask(dense, GREEDY)
 
 

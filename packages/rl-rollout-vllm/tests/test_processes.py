@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -66,11 +68,23 @@ def test_a_dead_engine_fences_the_replica(engines):
         os.kill(pid, signal.SIGKILL)
         assert "died" in str(call.exception(GONE_S))
     end = time.monotonic() + GONE_S
+    while health(started)[0] != 503 and time.monotonic() < end:  # before anybody asks for the state
+        time.sleep(0.1)
+    assert "restart the replica" in health(started)[1]
     while started.state()["phase"] != "fenced" and time.monotonic() < end:
         time.sleep(0.1)
     assert "died" in started.state()["reason"]
     assert started.adapters[0].committed_version(10) is None
     engines.end("moe")
+
+
+def health(started):
+    """Status and content of the answer to a health check."""
+    try:
+        with urllib.request.urlopen(f"http://{started.replica.address}/health", timeout=30) as ok:
+            return ok.status, ok.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def test_an_orderly_end_leaves_nothing(engines):

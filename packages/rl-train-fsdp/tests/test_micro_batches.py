@@ -1,8 +1,13 @@
+import itertools
+import math
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.trajectory import TrainSample
-from rl_train_fsdp.micro_batches import MicroBatch, plan_micro_batches
+from rl_train_fsdp.micro_batches import BATCH_TOKENS, MicroBatch, plan_micro_batches
 from rl_train_fsdp.mini_batches import optimizer_steps, split_evenly
 from rl_train_fsdp.rows import Row
 
@@ -15,12 +20,39 @@ def test_every_sample_once_within_the_bound(lengths, limit):
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= limit
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(50, 200))
-def test_batches_hold_neighbours_in_length(lengths, limit):
-    plan = plan_micro_batches(lengths, limit)
-    shortest = [min(lengths[i] for i in batch) for batch in plan]
-    longest = [max(lengths[i] for i in batch) for batch in plan]
-    assert all(a >= b for a, b in zip(shortest, longest[1:], strict=False))
+def padded(lengths, plan):
+    return sum(len(batch) * max(lengths[i] for i in batch) for batch in plan)
+
+
+def cost(lengths, plan):
+    return padded(lengths, plan) + len(plan) * BATCH_TOKENS
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=7, unique=True), st.integers(1, 9000))
+def test_no_other_cut_is_cheaper(lengths, limit):
+    """Rows of different lengths, longest first, against every way to cut them."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    best = math.inf
+    for cut in itertools.product([False, True], repeat=len(order) - 1):
+        ends = [number for number, here in enumerate(cut, 1) if here]
+        parts = [order[a:b] for a, b in itertools.pairwise([0, *ends, len(order)])]
+        if all(len(part) == 1 or len(part) * lengths[part[0]] <= limit for part in parts):
+            best = min(best, cost(lengths, parts))
+    assert cost(lengths, plan_micro_batches(lengths, limit)) == best
+
+
+def test_one_long_row_does_not_pad_the_short_ones():
+    lengths = [500] + [20] * 31
+    assert plan_micro_batches(lengths, 16384) == [[0], list(range(1, 32))]
+
+
+@pytest.mark.parametrize(("count", "share"), [(64, 0.15), (256, 0.08)])
+def test_little_of_a_mixed_batch_is_padding(count, share):
+    """Responses that end anywhere between 20 and 532 tokens, prompt included."""
+    random = Random(0)
+    lengths = [random.randint(20, 532) for _ in range(count)]
+    computed = padded(lengths, plan_micro_batches(lengths, 16384))
+    assert 1 - sum(lengths) / computed <= share
 
 
 SAMPLES = [

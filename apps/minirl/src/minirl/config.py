@@ -13,9 +13,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from minirl.algorithm_config import AlgorithmConfig, OverlongBufferConfig
+from minirl.algorithm_config import AlgorithmConfig
 from minirl.config_keys import expand_home
-from minirl.debug_config import DebugConfig
+from minirl.debug_config import DebugConfig, LoopDebugConfig
+from minirl.task_config import DataConfig, RewardConfig
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.metadata import nearest
 
@@ -153,37 +154,7 @@ class TrainerConfig:
     mock: bool = False
     """Sleep instead of generating and training; everything else is real."""
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
-
-
-@dataclass
-class DataConfig:
-    """Prompts."""
-
-    task: str = "repeat"
-    path: str | None = None
-    """JSONL file of prompts."""
-    reasoning_gym: Any = None
-    """Name of a reasoning-gym dataset, or a mapping of `name` and its options."""
-    prompt_key: str = "prompt"
-    eval_path: str | None = None
-    eval_size: int = 0
-    """Held-out samples generated before and after the training; 0 is no evaluation."""
-    train_batch_size: int = 32
-    """Prompts per step."""
-    num_generations: int = 8
-    """Completions per prompt."""
-    max_prompt_length: int = 512
-    shuffle: bool = True
-
-
-@dataclass
-class RewardConfig:
-    """Who scores completions."""
-
-    path: str | None = None
-    """FILE.py or FILE.py:NAME; null takes the task's own reward."""
-    timeout_s: float = 60.0
-    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, names of entry points."""
 
 
 @dataclass
@@ -198,6 +169,7 @@ class MiniRLConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    debug: LoopDebugConfig = field(default_factory=LoopDebugConfig)
 
 
 def load_config(arguments: Sequence[str]) -> MiniRLConfig:
@@ -268,6 +240,7 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
     _refuse_missing(given, source)
+    _check_reward_path(given.get("reward"), source)
     data = given.get("data")
     problem = data.get("reasoning_gym") if isinstance(data, Mapping) else None
     if not isinstance(problem, str | Mapping | None):
@@ -282,6 +255,13 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}: {_one_line(error)}") from error
     return merged  # type: ignore[return-value]
+
+
+def _check_reward_path(section: Any, source: str) -> None:
+    path = section.get("path") if isinstance(section, Mapping) else None
+    entries = path if isinstance(path, list) else [path]
+    if path == [] or not all(isinstance(entry, str | None) for entry in entries):
+        raise ConfigError(f"{source}: reward.path must be FILE.py, FILE.py:NAME or a list of them")
 
 
 def _refuse_missing(node: Any, source: str) -> None:

@@ -14,9 +14,11 @@ PATHS = (
     "rollout.local_path",
     "checkpoint_engine.root_dir",
     "trainer.run_dir",
+    "data.task",
     "data.path",
     "data.eval_path",
     "reward.path",
+    "debug.train_only",
 )
 """Keys whose values are paths."""
 
@@ -32,4 +34,10 @@ def expand_home(config: MiniRLConfig) -> None:
         section, _, name = key.rpartition(".")
         value = value_of(config, key)
         if value is not None:
-            setattr(value_of(config, section), name, os.path.expanduser(value))
+            setattr(value_of(config, section), name, _expanded(value))
+
+
+def _expanded(value: str | list[str]) -> str | list[str]:
+    if isinstance(value, list):
+        return [os.path.expanduser(item) for item in value]
+    return os.path.expanduser(value)

@@ -1,4 +1,4 @@
-"""The section `checkpoint_engine.debug`: how far a weight sync is checked."""
+"""The sections `checkpoint_engine.debug` (how far a weight sync is checked) and `debug`."""
 
 from dataclasses import dataclass
 
@@ -23,3 +23,13 @@ class DebugConfig:
     """From the second sync on: change every weight, sync and verify, restore, sync and verify."""
     perturb_delta: float = 0.001
     """What is added to every weight; where rounding would lose it, one step of the dtype."""
+
+
+@dataclass
+class LoopDebugConfig:
+    """Half of the loop."""
+
+    rollout_only: bool = False
+    """Generate and score, train nothing: all samples come from the weights of the beginning."""
+    train_only: str | None = None
+    """Directory of a run, or a file of trajectories: train on that, without an engine."""

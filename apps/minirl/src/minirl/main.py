@@ -14,6 +14,8 @@ USAGE = """usage: minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]
 commands:
   train            run the RL loop (the default)
   fetch smollm2    make a Hugging Face directory of SmolLM2-135M-Instruct
+  show [RUN]       reward curve, weight syncs and last samples of a run (the newest of runs/)
+  doctor           what is installed and what is missing here, and how to get it
   layout [MODEL]   what each rank of the rollout engine holds of a model, as a table
   verify DIR HOST:PORT   whether the engine that runs there holds the weights of DIR, rank by rank
   version          versions of minirl, its packages and the engines
@@ -38,6 +40,25 @@ def fetch(arguments: Sequence[str]) -> int:
         raise ConfigError(f"fetch {' '.join(arguments)}: the models are: smollm2")
     sys.stdout.write(f"{fetch_smollm2(None)}\n")
     return 0
+
+
+def show(arguments: Sequence[str]) -> int:
+    """Print what a run has come to."""
+    from rich.console import Console
+
+    from minirl import show_command
+
+    show_command.show(arguments, Console(highlight=False))
+    return 0
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Look at this machine and this environment; 1 if something that a run needs is missing."""
+    from minirl.doctor import examine, findings_text
+
+    findings = examine(arguments)
+    sys.stdout.write(findings_text(findings) + "\n")
+    return int(any(finding.state == "missing" for finding in findings))
 
 
 def layout(arguments: Sequence[str]) -> int:
@@ -72,6 +93,8 @@ def version(arguments: Sequence[str]) -> int:
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "fetch": fetch,
+    "show": show,
+    "doctor": doctor,
     "layout": layout,
     "verify": verify,
     "version": version,

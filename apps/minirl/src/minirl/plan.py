@@ -86,7 +86,8 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
         layout=live_layout(config, rollout_values, device),
     )
     if device == "cpu":
-        check_memory(model_path, actor_world, rollout_world, config)
+        engines = rollout_world if config.debug.train_only is None else 0
+        check_memory(model_path, actor_world, engines, config)
     return plan
 
 

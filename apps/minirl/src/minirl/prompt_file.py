@@ -1,11 +1,16 @@
-"""Reading a JSONL file of prompts: one object a line, every mistake with its line number."""
+"""Reading prompts from a file: every mistake with its line or row.
 
+JSONL, one object a line, is read here; `prompt_tables` has parquet and saved datasets.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from minirl.prompt_tables import Record, is_table, table_records
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -45,33 +50,45 @@ def read_prompt_file(path: Path, prompt_key: str) -> list[RawPrompt]:
     """The prompts of a file; blank lines are skipped.
 
     Args:
-        path: UTF-8, one JSON object a line.
-        prompt_key: key of the prompt, a text or a list of chat messages, the same kind in all
-            lines. All other keys become columns.
+        path: UTF-8 with one JSON object a line, a parquet file, or the directory of a saved
+            Hugging Face dataset.
+        prompt_key: key or column of the prompt, a text or a list of chat messages, the same kind
+            in all lines. All other keys become columns.
 
-    Errors: ConfigError, `file:line: what is wrong`.
+    Errors: ConfigError, `file:line: what is wrong` (`file row N` in tables, from 0);
+    ComponentNotFoundError if a table is to be read without its library.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    decoder = msgspec.json.Decoder(dict[str, Any])
+    records = table_records(path, prompt_key) if is_table(path) else _jsonl_records(path)
+    return parse_records(records, prompt_key, str(path))
+
+
+def parse_records(records: Iterator[Record], prompt_key: str, source: str) -> list[RawPrompt]:
+    """Prompts from records; `source` names all of them in messages. ConfigError names a bad one."""
     prompts: list[RawPrompt] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        origin = f"{path}:{number}"
-        try:
-            record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{origin}: not a JSON object: {error}") from error
+    for origin, record in records:
         prompt = _parse(record, prompt_key, len(prompts), origin)
         if prompts and prompt.is_chat != prompts[0].is_chat:
             raise ConfigError(f"{origin}: texts and chats are mixed; the first prompt is the other")
         prompts.append(prompt)
     if not prompts:
-        raise ConfigError(f"{path}: there are no prompts in it")
+        raise ConfigError(f"{source}: there are no prompts in it")
     return prompts
+
+
+def _jsonl_records(path: Path) -> Iterator[Record]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        origin = f"{path}:{number}"
+        try:
+            yield origin, decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"{origin}: not a JSON object: {error}") from error
 
 
 def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> RawPrompt:
@@ -87,12 +104,17 @@ def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> 
         if not value.strip():
             raise ConfigError(f"{origin}: the prompt is empty")
         return RawPrompt.of_text(index, value, origin, record)
+    if value is None:
+        raise ConfigError(f"{origin}: the prompt is empty")
     messages = _chat(value, origin)
     text = next(item["content"] for item in reversed(messages) if item["role"] == "user")
     return RawPrompt(index, messages, text, origin, record, is_chat=True)
 
 
 def _chat(value: Any, origin: str) -> list[dict[str, str]]:
+    if isinstance(value, list):
+        # A table gives every message all fields; those that a message lacks are null.
+        value = [_without_nulls(message) for message in value]
     try:
         messages = msgspec.convert(value, list[dict[str, str]])
     except msgspec.ValidationError as error:
@@ -105,3 +127,9 @@ def _chat(value: Any, origin: str) -> list[dict[str, str]]:
     if messages[-1]["role"] == "assistant":
         raise ConfigError(f"{origin}: the prompt ends with the assistant's message")
     return messages
+
+
+def _without_nulls(message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    return {key: value for key, value in message.items() if value is not None}

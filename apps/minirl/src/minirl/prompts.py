@@ -7,20 +7,25 @@ Token ids are made when a prompt is asked for: a large file costs no start-up ti
 import heapq
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
 
 from minirl import repeat_task
+from minirl.prompt_encoder import PromptEncoder, num_bytes, plain_text
 from minirl.prompt_file import RawPrompt, read_prompt_file
+from minirl.prompt_length import LengthLimit
+from minirl.task_file import is_task_file, read_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
 logger = logging.getLogger(__name__)
 
 TASKS = ("repeat",)
+Fit = Callable[[list[RawPrompt], str], list[RawPrompt]]
+"""Applies the length limit to the prompts of a source."""
 _CHECKED_AT_START = 2000
 
 
@@ -34,6 +39,7 @@ class DataSettings(Protocol):
     eval_path: str | None
     eval_size: int
     max_prompt_length: int
+    on_long_prompt: str
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -68,21 +74,29 @@ class PromptSets(NamedTuple):
 class PromptSet(Sequence[Prompt]):
     """Checked prompts that get their token ids when they are asked for."""
 
-    def __init__(self, raw: Sequence[RawPrompt], tokenizer: Any, max_length: int) -> None:
-        """Check the lengths.
+    def __init__(
+        self,
+        raw: Sequence[RawPrompt],
+        encoder: PromptEncoder,
+        max_length: int,
+        *,
+        look: bool = True,
+    ) -> None:
+        """Look at some for what the model cannot read.
 
         Args:
-            raw: at least one, or none for an empty set.
-            tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
+            raw: at least one, or none for an empty set; `LengthLimit` has seen to their lengths.
+            encoder: of the model.
             max_length: tokens allowed, chat template included.
+            look: False for a part of a set that was looked at.
 
-        Errors: ConfigError names a prompt that is too long or that the chat template
-        refuses.
+        Errors: ConfigError names a prompt that the chat template refuses.
         """
         self._raw = raw
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._max_length = max_length
-        self._check()
+        if look:
+            self._look()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -98,39 +112,28 @@ class PromptSet(Sequence[Prompt]):
     def __getitem__(self, position: slice) -> "PromptSet": ...
     def __getitem__(self, position: int | slice) -> "Prompt | PromptSet":
         if isinstance(position, slice):
-            return PromptSet(self._raw[position], self._tokenizer, self._max_length)
+            return PromptSet(self._raw[position], self._encoder, self._max_length, look=False)
         raw = self._raw[position]
+        ids = self._encoder.encode([raw])[0]
+        if len(ids) > self._max_length:
+            msg = f"{raw.origin}: the prompt has {len(ids)} tokens, data.max_prompt_length is "
+            raise ConfigError(f"{msg}{self._max_length}")
         return Prompt(
             index=raw.index,
             messages=raw.messages,
             text=raw.text,
-            prompt_ids=self._encode([raw])[0],
+            prompt_ids=ids,
             columns=raw.columns,
             is_chat=raw.is_chat,
         )
 
-    def _check(self) -> None:
-        """Tokenise those that might be too long or unreadable, the longest if they are many.
-
-        A tokenizer makes at most one token of a byte, so a short text needs no look. Tokenising
-        100,000 long prompts would take a minute; what is left out is checked when it is drawn.
-        """
-        if not self._raw:
-            return
-        room = self._max_length - len(self._encode([self._raw[0]])[0])
-        suspects = [
-            raw
-            for raw in self._raw
-            if raw.is_chat or not raw.text.isascii() or _num_bytes(raw) > room
-        ]
+    def _look(self) -> None:
+        """Warn of characters without a token; of many suspects, look at the longest."""
+        suspects = [raw for raw in self._raw if raw.is_chat or not raw.text.isascii()]
         if len(suspects) > _CHECKED_AT_START:
-            suspects = heapq.nlargest(_CHECKED_AT_START, suspects, key=_num_bytes)
-        unknown = self._tokenizer.unk_token_id
-        unreadable = [
-            raw
-            for raw, ids in zip(suspects, self._encode(suspects), strict=True)
-            if unknown is not None and unknown in ids
-        ]
+            suspects = heapq.nlargest(_CHECKED_AT_START, suspects, key=num_bytes)
+        encoded = zip(suspects, self._encoder.encode(suspects), strict=True)
+        unreadable = [raw for raw, ids in encoded if self._encoder.has_unknown(ids)]
         if unreadable:
             logger.warning(
                 "%s and %d more prompts have characters that the model's tokenizer lacks",
@@ -138,37 +141,14 @@ class PromptSet(Sequence[Prompt]):
                 len(unreadable) - 1,
             )
 
-    def _encode(self, batch: Sequence[RawPrompt]) -> list[list[int]]:
-        if not batch:
-            return []
-        templated = self._tokenizer.chat_template is not None
-        texts = [self._render(raw) if templated else _plain_text(raw) for raw in batch]
-        encoded = self._tokenizer(texts, add_special_tokens=not templated)["input_ids"]
-        for raw, ids in zip(batch, encoded, strict=True):
-            if len(ids) > self._max_length:
-                msg = (
-                    f"{raw.origin}: the prompt has {len(ids)} tokens, "
-                    f"data.max_prompt_length is {self._max_length}"
-                )
-                raise ConfigError(msg)
-        return [list(ids) for ids in encoded]
 
-    def _render(self, raw: RawPrompt) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            text = self._tokenizer.apply_chat_template(
-                raw.messages, tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            raise ConfigError(f"{raw.origin}: refused by the chat template: {error}") from error
-        return str(text)
-
-
-def load_prompts(data: DataSettings, tokenizer: Any, seed: int) -> PromptSets:
+def load_prompts(
+    data: DataSettings, tokenizer: Any, seed: int, log_path: Path | None = None
+) -> PromptSets:
     """The data sets that the configuration names.
 
-    `data.path` and `data.reasoning_gym` exclude each other and take precedence over `data.task`.
+    `data.path`, `data.reasoning_gym` and a file as `data.task` exclude each other; the first two
+    take precedence over a task of ours.
     Held-out prompts never occur in training. Where fewer of them exist than `data.eval_size`
     (the task `repeat` has 8), they are repeated up to that number.
 
@@ -177,32 +157,58 @@ def load_prompts(data: DataSettings, tokenizer: Any, seed: int) -> PromptSets:
         tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
         seed: of the run; decides what is held out and which problems are generated.
 
+        log_path: file that gets what a task file prints; None is stderr.
+
     Errors: ConfigError names the file and line, or the key, that is wrong.
     """
     if data.max_prompt_length < 1 or data.eval_size < 0:
         raise ConfigError("data.max_prompt_length must be positive, data.eval_size not negative")
-    if data.path is not None and data.reasoning_gym is not None:
-        raise ConfigError("data.path and data.reasoning_gym exclude each other; give one")
-    train, held_out = _load_raw(data, seed)
+    _check_one_source(data)
+    encoder = PromptEncoder(tokenizer)
+    limit = LengthLimit(encoder, data.max_prompt_length, data.on_long_prompt)
+    train, held_out = _load_raw(data, seed, limit.apply, log_path)
     if data.eval_size and not held_out:
         raise ConfigError("data.eval_size: there is no prompt to hold out")
     wanted = [held_out[index % len(held_out)] for index in range(data.eval_size)]
     return PromptSets(
-        PromptSet(train, tokenizer, data.max_prompt_length),
-        PromptSet(wanted, tokenizer, data.max_prompt_length),
+        PromptSet(train, encoder, data.max_prompt_length),
+        PromptSet(wanted, encoder, data.max_prompt_length),
     )
 
 
-def _load_raw(data: DataSettings, seed: int) -> tuple[list[RawPrompt], list[RawPrompt]]:
+def _check_one_source(data: DataSettings) -> None:
+    sources = {
+        "data.path": data.path is not None,
+        "data.reasoning_gym": data.reasoning_gym is not None,
+        f"data.task={data.task}": is_task_file(data.task),
+    }
+    given = [name for name, is_given in sources.items() if is_given]
+    if len(given) > 1:
+        msg = f"{' and '.join(given)} exclude each other; give one"
+        raise ConfigError(f"{msg} (a preset's is taken back by data.reasoning_gym=null)")
+
+
+def _load_raw(
+    data: DataSettings, seed: int, fit: Fit, log_path: Path | None
+) -> tuple[list[RawPrompt], list[RawPrompt]]:
     if data.path is not None:
-        train = read_prompt_file(Path(data.path), data.prompt_key)
-        return _hold_out(train, data, seed)
+        train = fit(read_prompt_file(Path(data.path), data.prompt_key), data.path)
+        held_out = None
+        if data.eval_size and data.eval_path is not None:
+            held_out = fit(read_prompt_file(Path(data.eval_path), data.prompt_key), data.eval_path)
+        return _hold_out(train, held_out, data, seed)
     if data.eval_path is not None:
         raise ConfigError("data.eval_path goes with data.path, which is null")
     if data.reasoning_gym is not None:
         from minirl.reasoning_gym_task import Problems
 
-        return Problems.from_config(data.reasoning_gym, seed).split(data.eval_size)
+        problems = Problems.from_config(data.reasoning_gym, seed)
+        train, held_out = problems.split(data.eval_size)
+        return fit(train, problems.name), fit(held_out, f"{problems.name} (held out)")
+    if is_task_file(data.task):
+        train, held_out = read_task_file(Path(data.task), data.prompt_key, log_path)
+        held_out = None if held_out is None else fit(held_out, data.task)
+        return _hold_out(fit(train, data.task), held_out, data, seed)
     if data.task not in TASKS:
         hint = nearest(data.task, TASKS)
         raise ConfigError(f"data.task={data.task}: no such task; the nearest is {hint}")
@@ -214,32 +220,25 @@ def _load_raw(data: DataSettings, seed: int) -> tuple[list[RawPrompt], list[RawP
         ]
         for part in texts
     )
-    return train, held_out
+    return fit(train, "repeat"), fit(held_out, "repeat (held out)")
 
 
 def _hold_out(
-    raw: list[RawPrompt], data: DataSettings, seed: int
+    raw: list[RawPrompt], own: list[RawPrompt] | None, data: DataSettings, seed: int
 ) -> tuple[list[RawPrompt], list[RawPrompt]]:
-    """Take the evaluation set from `eval_path`, or `eval_size` random lines of the file itself."""
+    """Take `eval_size` prompts from an evaluation set of its own, or random ones of all."""
+    source = data.path or data.task
     if data.eval_size == 0:
         return raw, []
-    if data.eval_path is not None:
-        held_out = read_prompt_file(Path(data.eval_path), data.prompt_key)[: data.eval_size]
+    if own is not None:
+        held_out = own[: data.eval_size]
     else:
         if data.eval_size >= len(raw):
-            msg = f"data.eval_size={data.eval_size}: {data.path} has only {len(raw)} prompts"
+            msg = f"data.eval_size={data.eval_size}: {source} has only {len(raw)} prompts"
             raise ConfigError(msg)
         held_out = random.Random(f"held-out {seed}").sample(raw, data.eval_size)
-    seen = {_plain_text(item) for item in held_out}
-    train = [item for item in raw if _plain_text(item) not in seen]
+    seen = {plain_text(item) for item in held_out}
+    train = [item for item in raw if plain_text(item) not in seen]
     if not train:
-        raise ConfigError(f"{data.path}: every prompt is in the evaluation set too")
+        raise ConfigError(f"{source}: every prompt is in the evaluation set too")
     return train, held_out
-
-
-def _plain_text(raw: RawPrompt) -> str:
-    return "\n".join(message["content"] for message in raw.messages)
-
-
-def _num_bytes(raw: RawPrompt) -> int:
-    return sum(len(message["content"].encode()) for message in raw.messages)

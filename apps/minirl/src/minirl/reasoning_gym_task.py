@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirl.prompt_file import RawPrompt
-from rl_core.errors import ConfigError
+from rl_core.errors import ComponentNotFoundError, ConfigError
 from rl_core.metadata import nearest
 from rl_core.plugins import build_config
 
@@ -65,7 +65,7 @@ class Problems:
             seed: of the run, used where the mapping has no `seed`.
 
         Errors: ConfigError for an unknown name or option (with the nearest) or a value that the
-        data set refuses.
+        data set refuses; ComponentNotFoundError without reasoning-gym.
         """
         given: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
         name = given.pop("name", None)
@@ -240,5 +240,9 @@ def _registry() -> dict[str, tuple[Any, Any]]:
     """Names and classes; importing takes seconds and compiles files that Python warns about."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from reasoning_gym.factory import DATASETS
+        try:
+            from reasoning_gym.factory import DATASETS
+        except ModuleNotFoundError as error:
+            msg = f"{KEY}: {error}; install it: pip install 'rl-minirl[reasoning-gym]'"
+            raise ComponentNotFoundError(msg) from error
     return dict(DATASETS)

@@ -75,7 +75,7 @@ def _watch_parent(pipe: int) -> None:
 def _load(target: Target) -> Callable[..., Any] | Refused:
     module: Any = None
     try:
-        module = _import(target)
+        module = import_target(target)
         function = getattr(module, target.name, None)
         if target.module is not None and function is not None:
             function = function(**target.arguments)
@@ -88,7 +88,8 @@ def _load(target: Target) -> Callable[..., Any] | Refused:
     return Refused(f"it defines no function {target.name!r}", _functions(module))
 
 
-def _import(target: Target) -> Any:
+def import_target(target: Target) -> Any:
+    """The module that a function is in, with the file's directory on the path."""
     if target.module is not None:
         return importlib.import_module(target.module)
     path = Path(target.path or "")

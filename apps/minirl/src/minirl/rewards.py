@@ -18,24 +18,32 @@ from minirl.prompt_file import RESERVED
 from minirl.prompts import Prompt
 from minirl.reward_messages import Target
 from minirl.reward_scorer import FunctionScorer, RewardError, checked
+from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 
 __all__ = ["InProcessScorer", "RewardError", "RewardSettings", "Scorer", "load_scorer"]
 
 DEFAULT_NAME = "reward"
+_PATH_KEY = "reward.path"
 ANSWERS = ("completions", "completion_ids")
 
 
 class RewardSettings(Protocol):
-    """The part of the configuration that says who scores (`reward.*`)."""
+    """Who scores: one function."""
 
-    path: str | None
-    timeout_s: float
+    @property
+    def path(self) -> str | None:
+        """FILE.py[:NAME], or None for the task's own."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest call."""
 
 
 class TaskSettings(Protocol):
     """The part of the configuration that says whose own scorer is the default (`data.*`)."""
 
+    task: str
     path: str | None
     reasoning_gym: str | Mapping[str, Any] | None
 
@@ -93,10 +101,10 @@ def load_scorer(
     columns: Collection[str],
     log_path: Path | None = None,
 ) -> Scorer:
-    """The scorer that the configuration names: `reward.path`, else that of the task.
+    """The scorer that `reward.path` names, else that of the task.
 
     Args:
-        reward: `reward` of the configuration.
+        reward: the function; `minirl.reward_mix` puts several together.
         data: `data` of the configuration.
         columns: names of the data set's columns (`PromptSet.columns`).
         log_path: file that gets what a reward function prints; None is stderr.
@@ -106,9 +114,10 @@ def load_scorer(
     """
     if not (reward.timeout_s > 0 and math.isfinite(reward.timeout_s)):
         raise ConfigError(f"reward.timeout_s={reward.timeout_s}: must be a positive number")
-    if reward.path is not None:
-        scorer = FunctionScorer(_file_target(reward.path), reward.timeout_s, log_path)
-        _check_columns(scorer, columns, reward.path)
+    file, key = _function_file(reward, data)
+    if file is not None:
+        scorer = FunctionScorer(file_target(file, key), reward.timeout_s, log_path)
+        _check_columns(scorer, columns, f"{key}={file}")
         return scorer
     if data.path is not None:
         raise ConfigError("data.path needs reward.path: prompts from a file have no own reward")
@@ -117,28 +126,35 @@ def load_scorer(
     return InProcessScorer(repeat_task.reward, "repeat")
 
 
-def _file_target(text: str) -> Target:
-    """Split FILE.py[:NAME]."""
+def _function_file(reward: RewardSettings, data: TaskSettings) -> tuple[str | None, str]:
+    """FILE.py[:NAME] of the function and the key that gives it; None if the task is ours."""
+    if reward.path is None and is_task_file(data.task) and data.path is None:
+        return data.task, "data.task"
+    return reward.path, _PATH_KEY
+
+
+def file_target(text: str, key: str = _PATH_KEY) -> Target:
+    """Split FILE.py[:NAME]; ConfigError if there is no such file."""
     file, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():
         file, name = text, DEFAULT_NAME
     path = Path(file).expanduser()
     if not path.is_file():
-        raise ConfigError(f"reward.path={text}: no file {path}")
+        raise ConfigError(f"{key}={text}: no file {path}")
     return Target(name=name, path=str(path.resolve()))
 
 
-def _check_columns(scorer: FunctionScorer, columns: Collection[str], path: str) -> None:
+def _check_columns(scorer: FunctionScorer, columns: Collection[str], given: str) -> None:
     known = [*RESERVED, *columns]
     missing = [name for name in scorer.signature.required if name not in known]
     if missing:
         scorer.close()
-        msg = f"reward.path={path}: it needs {missing[0]!r}, the data set has {', '.join(known)}"
+        msg = f"{given}: it needs {missing[0]!r}, the data set has {', '.join(known)}"
         raise ConfigError(msg)
     signature = scorer.signature
     if not signature.takes_any and not {*ANSWERS} & {*signature.parameters}:
         scorer.close()
-        msg = f"reward.path={path}: it takes none of {', '.join(ANSWERS)}"
+        msg = f"{given}: it takes none of {', '.join(ANSWERS)}"
         raise ConfigError(msg)
 
 

@@ -1,20 +1,17 @@
 """What a run leaves in its directory."""
 
 import json
-import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from minirl.config import MiniRLConfig, as_yaml
+from minirl.reporters import Reporters
 from minirl.trajectories import Trajectory
 from rl_core.errors import ConfigError
 
@@ -47,26 +44,20 @@ class RunOutput:
         (path / "config.yaml").write_text(as_yaml(config))
         self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         self._trajectories = (path / "trajectories.jsonl").open("ab")
-        self._events = (
-            EventFileWriter(str(path)) if "tensorboard" in config.trainer.report_to else None
-        )
+        self._reporters = Reporters(config.trainer.report_to, path, asdict(config))
         self._encoder = msgspec.json.Encoder()
         self.rewards: list[float] = []
 
     def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """One line of metrics; numbers also go to TensorBoard."""
+        """One line of metrics; numbers also go to `trainer.report_to`."""
         self._metrics.write(json.dumps({"step": step, **metrics}) + "\n")
         self._metrics.flush()
         self.rewards.append(metrics["reward/mean"])
-        if self._events is not None:
-            values = [
-                Summary.Value(tag=name, simple_value=value)
-                for name, value in metrics.items()
-                if isinstance(value, int | float) and math.isfinite(value)
-            ]
-            self._events.add_event(
-                Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-            )
+        self._reporters.report(step, metrics)
+
+    def report_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of the held-out samples after `step` steps, for `trainer.report_to` only."""
+        self._reporters.report(step, {f"eval/{name}": value for name, value in metrics.items()})
 
     def write_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
         """Append samples, a line each."""
@@ -107,8 +98,7 @@ class RunOutput:
         """Flush and close the files."""
         self._metrics.close()
         self._trajectories.close()
-        if self._events is not None:
-            self._events.close()
+        self._reporters.close()
 
     def __enter__(self) -> "RunOutput":
         return self

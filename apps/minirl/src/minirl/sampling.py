@@ -23,6 +23,7 @@ class Sample(msgspec.Struct):
         sampling: how it was sampled.
         raw_reward: as scored; None before scoring, or where the sample is not rewarded.
         reward: what is trained on: `raw_reward`, less what its length costs.
+        rewards: what each reward function returned, by its name.
         advantage: None before `advantage`, or where there is no reward.
         advantages: with a critic those of the tokens, `advantage` being their mean; else None.
         kept: whether it is trained on; false for groups that dynamic sampling left out.
@@ -35,6 +36,7 @@ class Sample(msgspec.Struct):
     sampling: SamplingParams
     raw_reward: float | None = None
     reward: float | None = None
+    rewards: dict[str, float | None] = {}
     advantage: float | None = None
     advantages: list[float] | None = None
     kept: bool = True

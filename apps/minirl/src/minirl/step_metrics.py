@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from minirl.config import MiniRLConfig
+from minirl.reward_mix import part_metrics
 from minirl.sampling import Sample
 from rl_core.trajectory import LogProbs
 
@@ -22,17 +23,25 @@ def step_metrics(
         old: the trainer's log-probabilities before the update, one per sample trained on.
         update: what the train engine reported.
     """
-    rewards = [sample.raw_reward for sample in samples if sample.raw_reward is not None]
     differences = _differences(trained, old)
     entropies = [value for item in old for value in item.entropy]
     return {
-        "reward/mean": fmean(rewards) if rewards else 0.0,
-        "reward/std": pstdev(rewards) if rewards else 0.0,
-        "response_length/mean": fmean(len(s.completion.token_ids) for s in samples),
+        **sample_metrics(samples),
         "rollout_train_logprob_diff/mean": fmean(differences) if differences else 0.0,
         "rollout_train_logprob_diff/max": max(differences, default=0.0),
         **update,
         "entropy": fmean(entropies) if entropies else 0.0,
+    }
+
+
+def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """What scored samples tell without a trainer: rewards and lengths."""
+    rewards = [sample.raw_reward for sample in samples if sample.raw_reward is not None]
+    return {
+        "reward/mean": fmean(rewards) if rewards else 0.0,
+        "reward/std": pstdev(rewards) if rewards else 0.0,
+        **part_metrics(sample.rewards for sample in samples),
+        "response_length/mean": fmean(len(s.completion.token_ids) for s in samples),
     }
 
 

@@ -74,6 +74,10 @@ class RLSystem:
         """Start everything; no weights have been published yet."""
         _logger.info("Trainer initialized. Initializing workers and rollout servers...")
         self._reserve()
+        if self._config.debug.train_only is not None:
+            self._start_actors()
+            _logger.info("Actor workers are ready. Training on recorded samples, without rollout.")
+            return
         self._create_rollout()
         self._start_actors()
         self._start_rollout()

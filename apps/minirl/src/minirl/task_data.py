@@ -8,7 +8,7 @@ from typing import Any
 from minirl.plan import RunPlan
 from minirl.prompt_loader import PromptLoader
 from minirl.prompts import PromptSet, load_prompts
-from minirl.rewards import Scorer, load_scorer
+from minirl.reward_mix import RewardMix, load_rewards
 from rl_core.errors import ConfigError, in_one_line
 
 
@@ -26,7 +26,7 @@ class TaskData:
     loader: PromptLoader
     held_out: PromptSet
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
-    scorer: Scorer
+    scorer: RewardMix
 
 
 def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
@@ -38,7 +38,7 @@ def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
     """
     config = plan.config
     tokenizer = _load_tokenizer(plan.model_path)
-    sets = load_prompts(config.data, tokenizer, config.trainer.seed)
+    sets = load_prompts(config.data, tokenizer, config.trainer.seed, reward_log)
     loader = PromptLoader(
         sets.train,
         config.data.train_batch_size,
@@ -50,7 +50,7 @@ def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
         texts: list[str] = tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return texts
 
-    scorer = load_scorer(config.reward, config.data, sets.train.columns, reward_log)
+    scorer = load_rewards(config.reward, config.data, sets.train.columns, reward_log)
     return TaskData(loader, sets.held_out, decode, scorer)
 
 

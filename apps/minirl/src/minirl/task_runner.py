@@ -10,6 +10,8 @@ from pathlib import Path
 from minirl.bounded import bounded
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
+from minirl.devices import REMEDY, unused_accelerator
+from minirl.half_loops import RolloutOnlyTrainer, TrainOnlyTrainer
 from minirl.interruption import SIGNAL_BASE, Interrupted, interrupting, uninterrupted
 from minirl.mock_loop import run_mock_loop
 from minirl.output_redirection import redirected_output
@@ -18,6 +20,7 @@ from minirl.process_tree import MemoryWatch, become_subreaper, end_descendants, 
 from minirl.progress import ProgressView
 from minirl.ray_cluster import ray_session, resource_name, session_directory
 from minirl.ray_probe import check_cluster
+from minirl.recorded_samples import RecordedSamples, vocab_size
 from minirl.reward_log import reward_log
 from minirl.run_output import RunOutput, create_run_dir
 from minirl.system import RLSystem
@@ -48,8 +51,10 @@ class TaskRunner:
 
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
+        attach(ConsoleHandler())  # what is told before there is a run directory
         self._plan = make_plan(self._config)
         check_cluster(self._config.cluster, resource_name(self._plan.device), self._plan.slots)
+        self._recorded = _recorded(self._plan)
         with reward_log() as log:
             self._data = load_task_data(self._plan, log.path)
             with contextlib.closing(self._data.scorer):
@@ -119,9 +124,15 @@ class TaskRunner:
         if self._config.trainer.mock:
             run_mock_loop(self._config, self._system)
             return
-        self._trainer = Trainer(self._config, self._data, output, self._system)
+        self._trainer = self._make_trainer(output)
         self._trainer.on_progress = self._view.update
         self._trainer.fit()
+
+    def _make_trainer(self, output: RunOutput) -> Trainer:
+        parts = (self._config, self._data, output, self._system)
+        if self._recorded is not None:
+            return TrainOnlyTrainer(*parts, self._recorded)
+        return RolloutOnlyTrainer(*parts) if self._config.debug.rollout_only else Trainer(*parts)
 
     def _write_summary(self, output: RunOutput, status: str) -> None:
         system = getattr(self, "_system", None)
@@ -145,7 +156,20 @@ class TaskRunner:
             output.plot_rewards([(item.step, item.reward) for item in evaluations])
 
 
+def _recorded(plan: RunPlan) -> RecordedSamples | None:
+    """What `debug.train_only` names, checked."""
+    config = plan.config
+    if config.debug.train_only is None:
+        return None
+    samples = config.data.train_batch_size * config.data.num_generations
+    path = Path(config.debug.train_only)
+    return RecordedSamples(path, samples, vocab_size(plan.model_path))
+
+
 def _warn(plan: RunPlan) -> None:
+    unused = unused_accelerator() if plan.config.cluster.device == "auto" else None
+    if unused is not None:
+        _logger.warning("Everything runs on the CPU: %s; %s", unused, REMEDY)
     lr = plan.config.actor.optimizer_config.lr
     if lr > _HIGH_LR and not plan.embedded_model:
         _logger.warning(

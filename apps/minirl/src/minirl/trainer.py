@@ -90,10 +90,7 @@ class Trainer:
             self._release(step)
         with self._phase(timer, step, "old_log_prob"):
             old = self._compute_log_probs(batch)
-            batch, weights = corrected(
-                batch, trained, old, self._config.algorithm.rollout_correction
-            )
-            batch, critic = with_critic(batch, trained, old, self._config.algorithm)
+            batch, estimates = self._with_estimates(batch, trained, old)
         with self._phase(timer, step, "ref"):
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
@@ -105,8 +102,7 @@ class Trainer:
         numbers = {
             **step_metrics(samples, trained, old, update),
             **collection_metrics(samples, self._config),
-            **weights,
-            **critic,
+            **estimates,
         }
         self._report(step, served, samples, numbers, timer)
 
@@ -128,9 +124,21 @@ class Trainer:
             samples += fresh
             if dynamic.enable and keep_informative(samples, wanted) == wanted:
                 break
+        self._shape_rewards(samples)
+        return samples
+
+    def _shape_rewards(self, samples: Sequence[Sample]) -> None:
         longest = self._config.rollout.max_completion_length
         shape_rewards(samples, longest, self._config.reward.overlong_buffer)
-        return samples
+
+    def _with_estimates(
+        self, batch: Sequence[TrainSample], samples: Sequence[Sample], old: Sequence[LogProbs]
+    ) -> tuple[list[TrainSample], dict[str, float]]:
+        """The batch with what follows from the policy before the update, and its metrics."""
+        algorithm = self._config.algorithm
+        weighed, weights = corrected(batch, samples, old, algorithm.rollout_correction)
+        valued, critic = with_critic(weighed, samples, old, algorithm)
+        return valued, {**weights, **critic}
 
     def _generate(self, label: str, first_group: int) -> list[Sample]:
         prompts = self._data.loader.next_batch()
@@ -152,13 +160,13 @@ class Trainer:
         ]
 
     def _score(self, samples: Sequence[Sample]) -> None:
-        rewards = self._data.scorer.score(
+        scores = self._data.scorer.score(
             [sample.prompt for sample in samples],
             [sample.text for sample in samples],
             [sample.completion.token_ids for sample in samples],
         )
-        for sample, reward in zip(samples, rewards, strict=True):
-            sample.raw_reward = reward
+        for sample, score in zip(samples, scores, strict=True):
+            sample.raw_reward, sample.rewards = score.total, score.parts
 
     def _estimate_advantages(self, samples: Sequence[Sample]) -> None:
         lengths = [len(sample.completion.token_ids) for sample in samples]
@@ -243,6 +251,7 @@ class Trainer:
         rewards = [sample.raw_reward or 0.0 for sample in samples]
         accuracy = fmean(reward >= 1 for reward in rewards)
         self.evaluations.append(Evaluation(step, fmean(rewards), accuracy))
+        self._output.report_evaluation(step, {"reward": fmean(rewards), "accuracy": accuracy})
         _logger.info(
             "Evaluation: %s",
             kv(step=step, samples=len(samples), reward=fmean(rewards), accuracy=accuracy),
@@ -273,14 +282,7 @@ class Trainer:
         numbers: dict[str, float],
         timer: StepTimer,
     ) -> None:
-        digest = self._system.weight_sync.digest_of(served)
-        first = self._samples_seen
-        copies = self._config.data.num_generations
-        self._output.write_trajectories(
-            to_trajectory(sample, first + offset, (first + offset) // copies, digest)
-            for offset, sample in enumerate(samples)
-        )
-        self._samples_seen += len(samples)
+        self._record(served, samples)
         tokens = sum(len(s.prompt.prompt_ids) + len(s.completion.token_ids) for s in samples)
         timing = timer.metrics()
         speed = tokens / timing["timing_s/step"]
@@ -291,15 +293,29 @@ class Trainer:
             "[Step %d/%d] %s", step, self._config.trainer.total_training_steps, _line(metrics)
         )
 
+    def _record(self, served: PolicyVersion, samples: Sequence[Sample]) -> None:
+        digest = self._system.weight_sync.digest_of(served)
+        first = self._samples_seen
+        copies = self._config.data.num_generations
+        self._output.write_trajectories(
+            to_trajectory(sample, first + offset, (first + offset) // copies, digest)
+            for offset, sample in enumerate(samples)
+        )
+        self._samples_seen += len(samples)
+
+
+_SHOWN = {
+    "reward": "reward/mean",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "logprob_diff": "rollout_train_logprob_diff/mean",
+    "generate_s": "timing_s/generate",
+    "update_s": "timing_s/update_actor",
+    "sync_s": "timing_s/sync",
+    "step_s": "timing_s/step",
+}
+"""What the log says of a step, by the names it uses."""
+
 
 def _line(metrics: dict[str, float]) -> str:
-    return kv(
-        reward=metrics["reward/mean"],
-        loss=metrics["loss"],
-        grad_norm=metrics["grad_norm"],
-        logprob_diff=metrics["rollout_train_logprob_diff/mean"],
-        generate_s=metrics["timing_s/generate"],
-        update_s=metrics["timing_s/update_actor"],
-        sync_s=metrics["timing_s/sync"],
-        step_s=metrics["timing_s/step"],
-    )
+    return kv(**{name: metrics[key] for name, key in _SHOWN.items() if key in metrics})

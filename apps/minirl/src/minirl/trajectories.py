@@ -24,12 +24,14 @@ class Trajectory(msgspec.Struct):
         finish_reason: stop, length or abort.
         sampling_params: how it was sampled, seed included.
         seed: the request's seed.
-        raw_reward: as the reward function returned it; `reward` is what was trained on.
+        raw_reward: weighted sum of what the reward functions returned; `reward` is what was
+            trained on.
         reward: see `raw_reward`.
         advantage: of every token of the response; None without a reward, or where the sample's
             group was left out (dynamic sampling).
         advantages: with a critic those of the tokens, `advantage` being their mean; else None.
         weights_digest: digest of digests of the version served, or None without verification.
+        rewards: what each reward function returned, by its name.
     """
 
     index: int
@@ -49,8 +51,9 @@ class Trajectory(msgspec.Struct):
     raw_reward: float | None
     reward: float | None
     advantage: float | None
-    advantages: list[float] | None
     weights_digest: str | None
+    rewards: dict[str, float | None] = {}
+    advantages: list[float] | None = None
 
 
 def to_trajectory(
@@ -77,6 +80,7 @@ def to_trajectory(
         seed=sample.sampling.seed,
         raw_reward=sample.raw_reward,
         reward=sample.reward,
+        rewards=sample.rewards,
         advantage=sample.advantage,
         advantages=sample.advantages,
         weights_digest=weights_digest,

@@ -6,6 +6,10 @@ from typing import Any
 
 from minirl.config import MiniRLConfig
 from minirl.config_keys import value_of
+from minirl.prompt_length import POLICIES
+from minirl.prompts import TASKS
+from minirl.reporters import check_reporters
+from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
 from rl_core.metadata import nearest
 
@@ -25,7 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "seq-mean-token-sum-norm",
     ),
     "algorithm.rollout_correction.rollout_is": ("token", "sequence"),
-    "data.task": ("repeat",),
+    "data.on_long_prompt": POLICIES,
     "checkpoint_engine.debug.verify_replicas": ("first", "all"),
 }
 _AT_LEAST: dict[str, float] = {
@@ -72,17 +76,13 @@ _POSITIVE = (
     "algorithm.cliprange_value",
     "reward.timeout_s",
 )
-_REPORTERS = ("tensorboard",)
 
 
 def check_values(config: MiniRLConfig) -> None:
-    """ConfigError, one line, for the first value that can't be."""
-    for key, choices in CHOICES.items():
-        value = value_of(config, key)
-        if value is not None:
-            _check_choice(key, value, choices)
-    for reporter in config.trainer.report_to:
-        _check_choice("trainer.report_to", reporter, _REPORTERS)
+    """ConfigError or ComponentError, one line, for the first value that can't be."""
+    _check_choices(config)
+    check_reporters(config.trainer.report_to)
+    _check_halves(config)
     _check_finite(asdict(config), "")
     _check_bounds(config)
     if config.trainer.seed >= 1 << 32:
@@ -104,9 +104,32 @@ def _check_bounds(config: MiniRLConfig) -> None:
             raise ConfigError(f"{key}={value}: must be greater than 0")
 
 
+def _check_choices(config: MiniRLConfig) -> None:
+    for key, choices in CHOICES.items():
+        value = value_of(config, key)
+        if value is not None:
+            _check_choice(key, value, choices)
+    if not is_task_file(config.data.task):
+        _check_choice("data.task", config.data.task, TASKS)
+
+
+def _check_halves(config: MiniRLConfig) -> None:
+    halves = {
+        "debug.rollout_only": config.debug.rollout_only,
+        "debug.train_only": config.debug.train_only is not None,
+        "trainer.mock": config.trainer.mock,
+    }
+    given = [name for name, is_given in halves.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+
+
 def _check_finite(node: Any, key: str) -> None:
     if isinstance(node, float) and not math.isfinite(node):
         raise ConfigError(f"{key}={node}: must be a finite number")
+    if isinstance(node, list):
+        for item in node:
+            _check_finite(item, key)
     if isinstance(node, dict):
         for name, value in node.items():
             _check_finite(value, f"{key}.{name}" if key else str(name))

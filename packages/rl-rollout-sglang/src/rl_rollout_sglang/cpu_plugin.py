@@ -3,6 +3,14 @@
 SGLang calls `install` in each of its processes (entry point `sglang.srt.plugins`). It does nothing
 unless the server's environment says that the engine runs on cpu (`server_env.CPU_PLUGIN`).
 
+`nccl_path`
+    Without it an engine of more ranks than one dies at its start: with a CUDA build of torch SGLang
+    opens NCCL for tensors on cpu too. A library that cannot be opened makes it use gloo alone.
+    Seen in 0.5.23.
+`thread_binding`
+    Without it an engine of more ranks than the machine has NUMA nodes dies at its start: SGLang
+    gives rank N the cores of node N. Each rank gets a share of the cores that the process may use,
+    unless the environment says something else. Seen in 0.5.23.
 `rotary_import`
     Without it a model cannot be built where vLLM is not installed: rotary embeddings import one of
     its kernels for platforms that SGLang does not know, and never call it on cpu. Where vLLM is
@@ -17,8 +25,16 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
     cores: the torch attention computes one request after the other. Cross attention, sliding
     windows and single prompts stay with SGLang. Seen in 0.5.23.
 
-Each can be turned off (`switch`), the last two at run time, which is how its test shows that it is
-still needed.
+Each can be turned off (`switch`), the last two at run time. Its test shows that it is still needed:
+it fails once SGLang does without.
+
+What has to be there before a process starts is in `server_env`, since it is read before SGLang
+calls its plugins: `OMP_NUM_THREADS` as the OpenMP library is loaded, and `TORCHDYNAMO_DISABLE` as
+SGLang is imported, which decorates functions of its vocabulary, its experts and its penalties
+with torch.compile: for many seconds at the first request.
+
+The device module needs no patch: SGLang asks torch for it (and gets CUDA's on a CUDA build) where
+it releases memory, which on cpu our scheduler extension does in its place.
 """
 
 import hashlib
@@ -31,7 +47,16 @@ from typing import Any
 from rl_core.rollout.patch_switch import PatchSwitch
 from rl_rollout_sglang.server_env import CPU_PLUGIN
 
-PATCHES = ("rotary_import", "seeded_sampling", "batched_attention")
+PATCHES = (
+    "nccl_path",
+    "thread_binding",
+    "rotary_import",
+    "seeded_sampling",
+    "batched_attention",
+)
+
+NCCL_PATH, NO_LIBRARY = "SGLANG_NCCL_SO_PATH", "/nonexistent/libnccl.so"
+THREAD_BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
 
 ROTARY_KERNELS = "vllm._custom_ops"
 
@@ -42,17 +67,33 @@ switch = PatchSwitch(PATCHES)
 
 def active(name: str) -> bool:
     """Whether a patch does its work in this process."""
-    return os.environ.get(CPU_PLUGIN) == "1" and switch.on(name)
+    return CPU_PLUGIN in os.environ and switch.on(name)
 
 
 def install() -> None:
     """Apply the patches; before a model is built."""
+    if active("nccl_path"):
+        os.environ[NCCL_PATH] = NO_LIBRARY
+    if active("thread_binding"):
+        _bind_threads(int(os.environ[CPU_PLUGIN]))
     if active("rotary_import"):
         _stub_rotary_kernels()
     if active("seeded_sampling"):
         _seed_batches()
     if active("batched_attention"):
         _batch_attention()
+
+
+def core_lists(cores: list[int], ranks: int) -> str:
+    """Cores of each rank as SGLang takes them (`0,1|2,3`); shared where there are too few."""
+    share = max(1, len(cores) // ranks)
+    starts = [rank * share % len(cores) for rank in range(ranks)]
+    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
+
+
+def _bind_threads(ranks: int) -> None:
+    if ranks > 1:
+        os.environ.setdefault(THREAD_BINDING, core_lists(sorted(os.sched_getaffinity(0)), ranks))
 
 
 def _stub_rotary_kernels() -> None:

@@ -26,11 +26,16 @@ from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup
 from rl_rollout_sglang.scheduler_link import SchedulerLink
 from rl_rollout_sglang.scheduler_protocol import BELL
+from rl_rollout_sglang.seed_notice import SeedNotice
 
 logger = logging.getLogger(__name__)
 
 HAS_BRACKET = hasattr(io_struct, "BeginWeightUpdateReqInput")
 POLL_S = 0.005
+REAP_S = 1.0
+SCHEDULER_PAUSES = {PauseMode.KEEP: "retract", PauseMode.IN_PLACE: "in_place"}
+"""SGLang's names of the pauses that its schedulers carry out."""
+
 FLUSH_S = 5.0
 """Seconds for requests in flight to end before a flush."""
 BELL_MS = 30_000
@@ -70,7 +75,7 @@ class SglangEngine:
         self._calling = asyncio.Lock()
         self._died = asyncio.get_running_loop().create_future()
         self._on_cpu = False
-        self._said_seeds = False
+        self._in_place = False
         self.workers: list[dict[str, int]] = []
         self.load_path = load_path(config.load_path)
 
@@ -100,6 +105,8 @@ class SglangEngine:
     async def _attach(self, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
         self._manager.signal_handler_class = _QuietSignals
+        deterministic = bool(self._engine.server_args.enable_deterministic_inference)
+        self._manager.seeds = SeedNotice(honoured=on_cpu or deterministic)
         self._manager.auto_create_handle_loop()
         loop = asyncio.get_running_loop()
         for process in self._engine.processes:
@@ -128,6 +135,10 @@ class SglangEngine:
         """Whether all of the engine's processes are there."""
         return not self._died.done()
 
+    async def ended(self) -> None:
+        """Return once one of the engine's processes has ended."""
+        await asyncio.shield(self._died)
+
     @property
     def last_words(self) -> str:
         """How the first of the engine's processes ended, and the errors that they logged last."""
@@ -148,7 +159,7 @@ class SglangEngine:
 
     def _note_death(self, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        process.join(0)
+        process.join(REAP_S)  # its end is seen a moment before its exit code
         if not self._died.done():
             self._died.set_result(f"process {process.pid} ended with exit code {process.exitcode}")
 
@@ -158,8 +169,6 @@ class SglangEngine:
         self, request: GenerateRequest, committed: PolicyVersion | None
     ) -> Completion:
         """Complete one request, admitted while `committed` was served; RolloutError."""
-        self._check_prompt(request)
-        self._check_seed(request)
         vocab_size = self._manager.model_config.vocab_size
         arguments = trajectories.request_arguments(request, vocab_size)
         stream = self._manager.generate_request(io_struct.GenerateReqInput(**arguments), None)
@@ -168,22 +177,6 @@ class SglangEngine:
         if output is None:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return trajectories.completion_of(request, output, committed)
-
-    def _check_prompt(self, request: GenerateRequest) -> None:
-        size = self._manager.model_config.vocab_size
-        if not request.prompt_ids or not all(0 <= token < size for token in request.prompt_ids):
-            msg = (
-                f"request {request.request_id}: its prompt must be one or more token ids below "
-                f"{size}"
-            )
-            raise RolloutError(msg)
-
-    def _check_seed(self, request: GenerateRequest) -> None:
-        """Say once that seeds do not count where they do not."""
-        if request.sampling.seed is None or self._on_cpu or self._said_seeds:
-            return
-        self._said_seeds = True
-        logger.warning("SGLang ignores the seeds of requests on this device")
 
     async def _while_alive(self, work: Any) -> Any:
         """The result of `work`, or RolloutError as soon as the engine has died."""
@@ -195,16 +188,22 @@ class SglangEngine:
         return task.result()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop scheduling; kept requests give their KV up and compute it again later."""
+        """Stop scheduling; kept requests compute their KV again later, unless it is in place."""
         with _translated("pause"):
-            if mode is PauseMode.KEEP:
-                await self._manager.pause_generation(
-                    io_struct.PauseGenerationReqInput(mode="retract")
-                )
+            if mode in SCHEDULER_PAUSES:
+                await self._pause_schedulers(mode)
                 return
+            if self._in_place:
+                # They would never end: what is paused in place takes no step, not even its last.
+                await self._pause_schedulers(PauseMode.KEEP)
             async with self._manager.is_pause_cond:
                 self._manager.is_pause = True
             await self._while_alive(self._drain(abort=mode is PauseMode.ABORT))
+
+    async def _pause_schedulers(self, mode: PauseMode) -> None:
+        request = io_struct.PauseGenerationReqInput(mode=SCHEDULER_PAUSES[mode])
+        await self._while_alive(self._manager.pause_generation(request))
+        self._in_place = mode is PauseMode.IN_PLACE
 
     async def _drain(self, *, abort: bool) -> None:
         """Wait until no request is in the engine, ending them if asked."""
@@ -216,15 +215,24 @@ class SglangEngine:
 
     async def resume(self) -> None:
         """Schedule again."""
+        self._in_place = False
         with _translated("resume"):
             await self._manager.continue_generation(
                 io_struct.ContinueGenerationReqInput(torch_empty_cache=False)
             )
 
     async def clear_kv_cache(self) -> None:
-        """Drop cached prefixes; RolloutError unless the engine confirms it."""
+        """Drop cached prefixes; RolloutError unless the engine confirms it.
+
+        Requests that are paused in place keep their own. Nobody else reaches it (`cache_keys`).
+        """
+        self._manager.cache_epoch += 1
+        if self._in_place:
+            await self.call("begin_cache_epoch", self._manager.cache_epoch)
         with _translated("flush"):
             output = await self._while_alive(self._manager.flush_cache())
+            if not output.success and self._in_place:
+                return
             if not output.success:
                 # Requests that were just answered count as running until the next batch is made.
                 output = await self._while_alive(self._manager.flush_cache(timeout_s=FLUSH_S))

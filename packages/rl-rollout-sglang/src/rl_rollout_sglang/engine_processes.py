@@ -24,6 +24,7 @@ from sglang.srt.managers.scheduler import run_scheduler_process
 
 from rl_core.rollout import process_watch
 from rl_core.rollout.process_output import redirect_output
+from rl_rollout_sglang.checked_manager import init_checked_manager
 from rl_rollout_sglang.scheduler_protocol import SEGMENTS
 
 LAST_LINES = 15
@@ -89,6 +90,7 @@ class LaunchedEngine(Engine):  # type: ignore[misc]
 
     start_method: ClassVar[str] = "spawn"
     processes: ClassVar[list[Any]] = []
+    init_tokenizer_manager_func = staticmethod(init_checked_manager)
 
     @classmethod
     def configured(cls, setup: ProcessSetup, start_method: str) -> type["LaunchedEngine"]:

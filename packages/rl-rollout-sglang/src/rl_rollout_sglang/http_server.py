@@ -13,6 +13,7 @@ from sglang.srt.entrypoints import http_server as sglang_http
 from rl_core.errors import LifecycleError
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LiveWeights
+from rl_core.rollout.endable_app import EndableApp
 from rl_core.rollout.gated_app import App, GatedApp, Message, Receive, Send
 from rl_core.rollout.live_route import LiveRoute
 from rl_rollout_sglang.engine_api import SglangEngine
@@ -64,8 +65,9 @@ class HttpServer:
     def __init__(self, app: App, host: str) -> None:
         self._socket = socket.create_server((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._app = EndableApp(app)
         config = uvicorn.Config(
-            app,
+            self._app,
             log_level="error",
             access_log=False,
             lifespan="on",  # which makes SGLang's handlers, and has to be ended orderly
@@ -111,6 +113,10 @@ class HttpServer:
                 msg = f"SGLang's HTTP application did not come up within {timeout_s:.0f} s"
                 raise LifecycleError(f"{msg} (start_timeout_s)")
             await asyncio.sleep(POLL_S)
+
+    def end(self, reason: str) -> None:
+        """Answer 503 with `reason` to all that comes and all that waits, health checks included."""
+        self._app.end(reason)
 
     async def stop(self) -> None:
         """Stop listening and end open connections. Idempotent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from rl_core.deadlines import Deadline
 from rl_core.rollout import process_watch
 from rl_core.rollout.weight_loading import Session, answer_update
 from rl_rollout_sglang import cpu_plugin, live_digests, live_weights
+from rl_rollout_sglang.cache_keys import rekeyed
 from rl_rollout_sglang.load_sessions import BracketedSession, Loader, PlainSession
 from rl_rollout_sglang.scheduler_protocol import BELL, SEGMENTS, Answer, Command, Hello
 from rl_rollout_sglang.worker_memory import WorkerMemory
@@ -67,6 +69,11 @@ class SchedulerExtension:
         for tag in tags:
             self._memory.resume(tag)
 
+    def begin_cache_epoch(self, epoch: int) -> None:
+        """Let requests that came and have not begun share no prefix of older epochs."""
+        for request in self._scheduler.waiting_queue:
+            request.extra_key = rekeyed(epoch, request.extra_key or "")
+
     def device_free(self) -> int:
         """Bytes that are free on this rank's accelerator."""
         return int(torch.get_device_module().mem_get_info()[0])
@@ -104,6 +111,11 @@ class SchedulerExtension:
         """Flip one bit of a live tensor of one rank (tests only)."""
         if rank == int(get_parallel().tp_rank):
             live_digests.flip(self._model, name, position)
+
+    def experiment(self, file: str, name: str) -> Any:
+        """What a function of a Python file says of this rank's scheduler (tests only)."""
+        function: Any = runpy.run_path(file)[name]
+        return function(self._scheduler)
 
     def poison(self) -> None:
         """Overwrite every parameter with NaN (tests only)."""

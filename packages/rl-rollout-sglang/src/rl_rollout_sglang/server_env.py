@@ -8,8 +8,8 @@ from rl_rollout_sglang.config import SglangConfig
 VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 
 CPU_PLUGIN = "RL_ROLLOUT_SGLANG_CPU"
-"""Variable without which `cpu_plugin` does nothing: an SGLang that somebody else starts in this
-environment computes as it always did."""
+"""Variable with the number of an engine's ranks on cpu. Without it `cpu_plugin` does nothing: an
+SGLang that somebody else starts in this environment computes as it always did."""
 
 
 def server_env(config: SglangConfig, placement: Placement) -> dict[str, str]:
@@ -34,23 +34,10 @@ def threads(config: SglangConfig, tp_size: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // tp_size)
 
 
-def core_lists(cores: list[int], ranks: int) -> str:
-    """Cores of each rank as SGLang takes them (`0,1|2,3`); shared where there are too few."""
-    share = max(1, len(cores) // ranks)
-    starts = [rank * share % len(cores) for rank in range(ranks)]
-    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
-
-
 def _cpu(config: SglangConfig, placement: Placement) -> dict[str, str]:
-    # SGLang gives rank N the cores of NUMA node N and dies where there are more ranks than nodes.
-    cores = core_lists(sorted(os.sched_getaffinity(0)), placement.tp_size)
-    bound = {"SGLANG_CPU_OMP_THREADS_BIND": cores} if placement.tp_size > 1 else {}
-    return bound | {
-        CPU_PLUGIN: "1",
+    """Reasons are in `cpu_plugin`, which sets what can be set later."""
+    return {
+        CPU_PLUGIN: str(placement.tp_size),
         "OMP_NUM_THREADS": str(threads(config, placement.tp_size)),
-        # Sampling with a seed calls torch.compile, for many seconds at the first request.
         "TORCHDYNAMO_DISABLE": "1",
-        # With a CUDA build of torch SGLang opens NCCL for ranks on cpu too, and dies of it;
-        # a library that cannot be opened makes it use gloo alone.
-        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
     }

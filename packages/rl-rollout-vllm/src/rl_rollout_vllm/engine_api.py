@@ -161,7 +161,14 @@ class VllmEngine:
             raise RolloutError(msg)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop scheduling; the KV cache is dropped unless requests are kept."""
+        """Stop scheduling; the KV cache is dropped unless requests are kept.
+
+        Errors: RolloutError for `in_place`. vLLM drops no cached prefix while a request holds its
+        KV: others would be answered from KV of the old version.
+        """
+        if mode is PauseMode.IN_PLACE:
+            msg = "vLLM does not pause in_place: its prefix cache would outlive an update; use keep"
+            raise RolloutError(msg)
         keep = mode is PauseMode.KEEP
         await self._ask("pause", "pause_generation", mode=mode.value, clear_cache=not keep)
 
@@ -271,6 +278,11 @@ class VllmEngine:
     def alive(self) -> bool:
         """Whether the engine's core still answers."""
         return not self._llm.errored
+
+    async def ended(self) -> None:
+        """Return once the engine's core has died; vLLM tells only who asks."""
+        while self.alive:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(DEATH_POLL_S)
 
     @property
     def client(self) -> AsyncLLM:

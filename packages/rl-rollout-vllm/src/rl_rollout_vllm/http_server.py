@@ -14,6 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LiveWeights
+from rl_core.rollout.endable_app import EndableApp
 from rl_core.rollout.gated_app import App, GatedApp
 from rl_core.rollout.live_route import LiveRoute
 from rl_rollout_vllm.engine_api import VllmEngine
@@ -33,7 +34,8 @@ class HttpServer:
     def __init__(self, app: App, host: str) -> None:
         self._socket = socket.create_server((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+        self._app = EndableApp(app)
+        config = uvicorn.Config(self._app, log_level="error", access_log=False, lifespan="off")
         self._server = _Uvicorn(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -61,6 +63,10 @@ class HttpServer:
         server = cls(LiveRoute(GatedApp(app, gate), lambda scope: look()), host)
         server._task = asyncio.create_task(server._server.serve(sockets=[server._socket]))
         return server
+
+    def end(self, reason: str) -> None:
+        """Answer 503 with `reason` to all that comes and all that waits, health checks included."""
+        self._app.end(reason)
 
     async def stop(self) -> None:
         """Stop listening and end open connections. Idempotent."""

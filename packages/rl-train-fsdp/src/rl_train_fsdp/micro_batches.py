@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.trajectory import TrainSample
+
+
+BATCH_TOKENS = 256
+"""What one more micro-batch costs, in tokens: its parameters are gathered once more.
+
+On two cores (50 GFLOP/s, 5 GB/s) that is the work of some ten tokens, on accelerators (300 TFLOP/s,
+200 GB/s) of a thousand. It need not be exact: rows of 20 to 532 tokens, cut as for 64 or 1024, cost
+at most a tenth more by this measure.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,15 +168,51 @@ class Batching:
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of `lengths` in batches of at most `max_tokens` tokens, padding included.
 
-    Longest first, so that neighbours are of nearly equal length. A single longer sequence makes a
-    batch of its own.
+    The cheapest way to cut the rows, longest first, into batches, where a batch costs its padded
+    tokens and `BATCH_TOKENS`. Rows of one length stay together as far as they fit. A single longer
+    row makes a batch of its own.
     """
-    batches: list[list[int]] = []
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    for index in order:
-        # The first of a batch is its longest: it decides what every further row costs.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
+    full, rest = _equal_rows(lengths, max_tokens)
+    groups = [lengths[rows[0]] for rows in rest], [len(rows) for rows in rest]
+    cuts = _cheapest_cuts(*groups, max_tokens)
+    mixed = [[*chain(*rest[start:stop])] for start, stop in pairwise(cuts)]
+    return sorted([*full, *mixed], key=lambda batch: -lengths[batch[0]])
+
+
+def _equal_rows(lengths: Sequence[int], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Rows of equal length, longest first: full batches, and for each length what is left."""
+    by_length: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(index)
+    full: list[list[int]] = []
+    rest: list[list[int]] = []
+    for length in sorted(by_length, reverse=True):
+        rows, size = by_length[length], max(1, max_tokens // length)
+        whole = len(rows) // size * size
+        full += [rows[start : start + size] for start in range(0, whole, size)]
+        if rows[whole:]:
+            rest.append(rows[whole:])
+    return full, rest
+
+
+def _cheapest_cuts(lengths: Sequence[int], counts: Sequence[int], max_tokens: int) -> list[int]:
+    """Where to cut groups of rows, longest first: from 0 to their number.
+
+    Dynamic programming over the end of the last batch; `counts` rows of `lengths` tokens each.
+    """
+    costs = [0] + [sys.maxsize] * len(lengths)
+    starts = [0] * (len(lengths) + 1)
+    for start, longest in enumerate(lengths):
+        rows = 0
+        for stop in range(start + 1, len(lengths) + 1):
+            rows += counts[stop - 1]
+            # The first group of a batch is its longest: it decides what every further row costs.
+            if rows * longest > max_tokens and stop > start + 1:
+                break
+            cost = costs[start] + rows * longest + BATCH_TOKENS
+            if cost < costs[stop]:
+                costs[stop], starts[stop] = cost, start
+    cuts = [len(lengths)]
+    while cuts[0] > 0:
+        cuts.insert(0, starts[cuts[0]])
+    return cuts

@@ -73,11 +73,18 @@ class LiveContent(msgspec.Struct, frozen=True):
 
 
 class PauseMode(StrEnum):
-    """What happens to requests in flight when a replica is paused."""
+    """What happens to requests in flight when a replica is paused.
+
+    `abort`: they end with what they have. `wait`: they finish first. `keep`: they go on afterwards,
+    with their KV cache computed again, under another version if one was committed meanwhile.
+    `in_place`: the same, with the KV cache that they have, so that tokens of the new version may
+    follow from KV of older ones; a backend without it refuses it with a RolloutError.
+    """
 
     ABORT = "abort"
     WAIT = "wait"
     KEEP = "keep"
+    IN_PLACE = "in_place"
 
 
 class RolloutAdapter(ABC):

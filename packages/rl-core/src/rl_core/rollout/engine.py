@@ -26,6 +26,10 @@ class Engine(Protocol):
         """Whether the engine's processes are still there."""
         ...
 
+    async def ended(self) -> None:
+        """Return once the engine's processes are no longer all there."""
+        ...
+
     @property
     def last_words(self) -> str:
         """What a dead engine said last, for the error; empty if nothing is known."""

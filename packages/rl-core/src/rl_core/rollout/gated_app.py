@@ -33,18 +33,22 @@ class GatedApp:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1013})
+            await refuse(scope, "", send)
             return
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._gate.admit())
             except ReplicaFencedError as error:
-                await _refuse(str(error), send)
+                await refuse(scope, str(error), send)
                 return
             await self._app(scope, receive, send)
 
 
-async def _refuse(reason: str, send: Send) -> None:
+async def refuse(scope: Message, reason: str, send: Send) -> None:
+    """Answer one connection with 503 and the reason, or close it if it is a websocket."""
+    if scope["type"] != "http":
+        await send({"type": "websocket.close", "code": 1013})
+        return
     problem = {"message": reason, "type": "ReplicaFencedError", "code": 503}
     body = json.dumps({"error": problem}).encode()
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]

@@ -42,6 +42,10 @@ class Http(Protocol):
 
     address: str
 
+    def end(self, reason: str) -> None:
+        """Answer 503 with `reason` to all that comes and all that waits, health checks included."""
+        ...
+
     async def stop(self) -> None:
         """Stop listening and end open connections. Idempotent."""
         ...
@@ -61,6 +65,7 @@ class RolloutServer(ABC):
     _pauses: Pauses
     _memory: EngineMemory
     _updates: WeightUpdates
+    _watch: asyncio.Task[None]
 
     def __init__(self, config: EngineConfig, placement: Placement) -> None:
         self._config = config
@@ -119,6 +124,7 @@ class RolloutServer(ABC):
             engine, self._gate, self._pauses, self._memory, self._config.check_finite
         )
         self._http = await self._start_http(engine, self._gate)
+        self._watch = asyncio.create_task(self._fence_at_the_end())
         logger.info("%s http server: %s", self.engine_name, self._described())
         return self._http.address
 
@@ -132,6 +138,7 @@ class RolloutServer(ABC):
         self._gate.apply(Failed("it was shut down"))
         if self._running:
             self._running = False
+            self._watch.cancel()
             await self._http.stop()
             await self._engine.shutdown()
         if self._scratch:
@@ -291,11 +298,19 @@ class RolloutServer(ABC):
         if WEIGHTS in self._memory.released:
             raise LifecycleError("the weights are released: there is nothing to look at")
 
+    async def _fence_at_the_end(self) -> None:
+        """Whether or not somebody asks: HTTP clients would wait for a dead engine for ever."""
+        await self._engine.ended()
+        self._fence_if_dead()
+
     def _fence_if_dead(self) -> None:
-        if self._running and not self._engine.alive and self._gate.state.phase != Phase.FENCED:
-            words = self._engine.last_words
-            said = f": {words}" if words else ""
-            reason = f"its engine process died; restart the replica{said}"
+        if not self._running or self._engine.alive:
+            return
+        words = self._engine.last_words
+        said = f": {words}" if words else ""
+        reason = f"its engine process died; restart the replica{said}"
+        if self._gate.state.phase != Phase.FENCED:
             rank = self._placement.replica_rank
             logger.error("%s replica %d: %s", self.engine_name, rank, reason)
             self._gate.apply(Failed(reason))
+        self._http.end(f"{self.engine_name} replica {self._placement.replica_rank}: {reason}")

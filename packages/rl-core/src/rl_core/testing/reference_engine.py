@@ -73,8 +73,12 @@ class ReferenceEngine:
         await self._wake()
 
     async def serve(self, version: PolicyVersion) -> None:
-        """Sample with `version` from here on, from an empty KV cache."""
-        self.kv.flush()
+        """Sample with `version` from here on, from an empty KV cache.
+
+        Requests that were paused in place keep their part of it.
+        """
+        in_place = self._paused is PauseMode.IN_PLACE
+        self.kv.flush([item.row for item in self._queue if in_place and item.row is not None])
         self.version = version
         await self._wake()
 

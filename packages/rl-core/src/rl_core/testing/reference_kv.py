@@ -1,6 +1,6 @@
 """The reference engine's KV memory: rows of sequences, which are also its prefix cache."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ class KVRows:
         self._nbytes: int = self._memory.untyped_storage().nbytes()
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._idle = list(range(rows))  # least recently used first
+        self._private: set[int] = set()
 
     @property
     def allocated(self) -> bool:
@@ -39,6 +40,9 @@ class KVRows:
     def give_back(self, row: int) -> None:
         """End the use of a row; its contents stay cached until the row is needed."""
         self._idle.append(row)
+        if row in self._private:
+            self._private.discard(row)
+            self._tokens[row] = []
 
     def known(self, row: int) -> int:
         """Number of leading positions of a row that hold valid keys and values."""
@@ -49,9 +53,13 @@ class KVRows:
         self._tokens[row].append(token)
         return self._memory[row]
 
-    def flush(self) -> None:
-        """Forget everything; sequences that are running compute their keys and values again."""
-        self._tokens = [[] for _ in self._tokens]
+    def flush(self, keep: Collection[int] = ()) -> None:
+        """Forget everything; sequences that are running compute their keys and values again.
+
+        Those in the rows `keep` go on with what they have, which no other takes over.
+        """
+        self._tokens = [item if row in keep else [] for row, item in enumerate(self._tokens)]
+        self._private = set(keep)
 
     def release(self) -> int:
         """Free the memory; the bytes freed."""
@@ -68,6 +76,7 @@ class KVRows:
 
     def _shared(self, row: int, tokens: Sequence[int]) -> int:
         # The last token is always computed: its logits are needed.
-        limit = min(len(self._tokens[row]), len(tokens) - 1)
+        known = 0 if row in self._private else len(self._tokens[row])
+        limit = min(known, len(tokens) - 1)
         cached = self._tokens[row]
         return next((n for n in range(limit) if cached[n] != tokens[n]), limit)

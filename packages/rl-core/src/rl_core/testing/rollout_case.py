@@ -32,6 +32,7 @@ class RolloutCapability(StrEnum):
     PAUSE_ABORT = "pause mode abort"
     PAUSE_WAIT = "pause mode wait"
     PAUSE_KEEP = "pause mode keep"
+    PAUSE_IN_PLACE = "pause mode in_place"
     KEEP_RECOMPUTES = "kept requests compute their KV again under the new version"
     PREFIX_CACHE = "caches prefixes"
     SEEDS = "per-request seeds reproduce"
@@ -47,17 +48,39 @@ Stream = Callable[[], Iterator[BucketLease]]
 """Makes the leases for one rank."""
 
 
+@dataclass(frozen=True)
+class ColdStart:
+    """What a replica held and answered that had never been given other weights.
+
+    For engines that take long to start: the replica under test is itself started on weights, and
+    looked at before it is given any, where another one would have to be started for comparison.
+
+    Attributes:
+        weights: what it was started on, read by the engine's own loader.
+        refusal: what it answered to requests before the first commit.
+        answers: greedy answers (`RolloutCase.GREEDY`) to the prompts, after a first commit.
+        digests: of the ranks' live tensors before that, or None if it cannot tell.
+    """
+
+    weights: WeightSet
+    refusal: Exception | list[Completion]
+    answers: Fingerprint
+    digests: list[dict[str, str]] | None = None
+
+
 @dataclass
 class RolloutUnderTest:
     """What a backend gives to `RolloutAdapterContract`.
 
     Attributes:
-        adapters: one for each tensor-parallel rank of one started replica, never synced before.
+        adapters: one for each tensor-parallel rank of one started replica, never synced before
+            (or with `cold_start` from before it was).
         weights_a: a complete set of weights under Hugging Face names.
         weights_b: another one of the same structure, with other greedy tokens.
         prompts: at least two prompts of some tokens.
         cold: context manager starting a second replica on the given weights, in whatever way
             does not use `update_weights`; its adapters must be serving.
+        cold_start: in place of `cold`: what this replica itself was when it was started.
         save: writes weights as the directory that `update_weights_from_disk` reads.
         eos_id: token that ends a completion, if samples of `weights_a` may well contain it.
         layout: the backend's layout spec of this model.
@@ -75,6 +98,7 @@ class RolloutUnderTest:
     weights_b: WeightSet
     prompts: Sequence[Sequence[int]]
     cold: Callable[[WeightSet], AbstractContextManager[Sequence[RolloutAdapter]]] | None = None
+    cold_start: ColdStart | None = None
     save: Callable[[WeightSet, Path], None] | None = None
     eos_id: int | None = None
     layout: LayoutSpec | None = None
@@ -94,7 +118,8 @@ class RolloutCase:
         self.given = rollout
         self.first = rollout.adapters[0]
         self.threads = ThreadPoolExecutor(2 * len(rollout.adapters) + 4, "rollout-case")
-        self.first_refusal = self._first_answer()
+        cold = rollout.cold_start
+        self.first_refusal = cold.refusal if cold else self._first_answer()
         self.sync(rollout.weights_b)
         self.base_b = self.fingerprint()
         self.sync(rollout.weights_a)

@@ -24,7 +24,12 @@ from collections.abc import Iterator
 import pytest
 
 from rl_core.testing.contract import Contract
-from rl_core.testing.rollout_case import RolloutCapability, RolloutCase, RolloutUnderTest
+from rl_core.testing.rollout_case import (
+    ColdStart,
+    RolloutCapability,
+    RolloutCase,
+    RolloutUnderTest,
+)
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_memory_contract import MemoryContract
@@ -32,6 +37,7 @@ from rl_core.testing.rollout_serving_contract import ServingContract
 from rl_core.testing.rollout_sync_contract import SyncContract
 
 __all__ = [
+    "ColdStart",
     "OnOneReplica",
     "RolloutAdapterContract",
     "RolloutCapability",

@@ -150,6 +150,24 @@ class ServingContract(Contract, contract=True):
                 return
         pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
 
+    def test_pause_in_place_records_both_versions(self, case: RolloutCase) -> None:
+        """A request keeps the KV that it has, says which version sampled what, and keeps it alone.
+
+        Others with the same prompt are answered by the new version only (`_paused_update` asks).
+        """
+        self.need(RolloutCapability.PAUSE_IN_PLACE)
+        for delay_s in DELAYS_S:
+            version, completions = self._paused_update(case, PauseMode.IN_PLACE, delay_s)
+            assert {item.finish_reason for item in completions} <= {"length"}
+            both = [item for item in completions if len(item.version_spans) == 2]
+            for item in both:
+                assert _began_under(item, version)
+                _assert_prefix(item, case.base_a)
+            if both:
+                assert _following(both[0]) not in _anew(case, both[0]), "its KV was computed again"
+                return
+        pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
+
     def test_no_answer_mixes_versions(self, case: RolloutCase) -> None:
         """Requests running into updates are refused, aborted, or answered by one version."""
         weights = [(case.given.weights_a, case.base_a), (case.given.weights_b, case.base_b)]
@@ -205,18 +223,14 @@ class ServingContract(Contract, contract=True):
         """After the switch the tokens are those of B alone, given what was there before."""
         if RolloutCapability.KEEP_RECOMPUTES in self.lacks:
             return
-        switch = kept.version_spans[1].start
-        start, following = kept.token_ids[:switch], kept.token_ids[switch:]
-        prompts = [[*prompt, *start] for prompt in case.given.prompts]
-        sampling = SamplingParams(0.0, max_tokens=len(following), ignore_eos=True)
-        answers = case.generate(case.requests(sampling, prompts))
-        assert following in [item.token_ids for item in answers]
+        assert _following(kept) in _anew(case, kept)
 
 
 _MODES = {
     PauseMode.KEEP: RolloutCapability.PAUSE_KEEP,
     PauseMode.ABORT: RolloutCapability.PAUSE_ABORT,
     PauseMode.WAIT: RolloutCapability.PAUSE_WAIT,
+    PauseMode.IN_PLACE: RolloutCapability.PAUSE_IN_PLACE,
 }
 
 
@@ -244,6 +258,19 @@ def _assert_prefix(item: Completion, base: Fingerprint) -> None:
     known = [tokens[:end] for tokens, _ in base]
     mine = item.token_ids[: min(end, GREEDY.max_tokens)]
     assert mine in [tokens[: len(mine)] for tokens in known], "tokens of another version"
+
+
+def _following(kept: Completion) -> list[int]:
+    """Tokens of the second version."""
+    return kept.token_ids[kept.version_spans[1].start :]
+
+
+def _anew(case: RolloutCase, kept: Completion) -> list[list[int]]:
+    """What the version that is served now samples after each prompt and the first one's tokens."""
+    start = kept.token_ids[: kept.version_spans[1].start]
+    prompts = [[*prompt, *start] for prompt in case.given.prompts]
+    sampling = SamplingParams(0.0, max_tokens=len(_following(kept)), ignore_eos=True)
+    return [item.token_ids for item in case.generate(case.requests(sampling, prompts))]
 
 
 def _ask_until(case: RolloutCase, stop: threading.Event, answers: list[Completion]) -> None:

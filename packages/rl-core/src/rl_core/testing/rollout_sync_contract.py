@@ -9,7 +9,8 @@ from rl_core.deadlines import Deadline
 from rl_core.errors import VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.testing.contract import Contract
-from rl_core.testing.rollout_case import RolloutCapability, RolloutCase
+from rl_core.testing.rollout_case import ColdStart, RolloutCapability, RolloutCase
+from rl_core.testing.rollout_live_contract import live_digests
 from rl_core.testing.weight_set import WeightSet, leases
 
 
@@ -23,6 +24,9 @@ class SyncContract(Contract, contract=True):
         because it was left behind by an earlier update.
         """
         self.need(RolloutCapability.COLD_START)
+        if case.given.cold_start is not None:
+            _assert_like_its_start(case, case.given.cold_start)
+            return
         assert case.given.cold is not None, "give `cold`, or declare that COLD_START is lacking"
         fresh = case.given.weights_a.blended(case.given.weights_b)
         case.sync(case.given.weights_a)
@@ -108,6 +112,17 @@ class SyncContract(Contract, contract=True):
         case.first.commit(manifest.version, case.given.timeout_s)
         case.assert_same(case.fingerprint(), case.base_b)
         case.assert_repaired_by_sync()
+
+
+def _assert_like_its_start(case: RolloutCase, cold: ColdStart) -> None:
+    """Taken back to what it was started on, from weights that differ in every tensor."""
+    for weights in (case.given.weights_b, case.given.weights_a):
+        case.sync(weights)
+        assert case.fingerprint() != cold.answers, "the start's weights answer like others"
+    case.sync(cold.weights)
+    case.assert_same(case.fingerprint(), cold.answers)
+    if cold.digests is not None:
+        assert live_digests(case) == cold.digests
 
 
 def _ordered(weights: WeightSet, order: str) -> WeightSet:

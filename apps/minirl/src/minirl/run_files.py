@@ -1,0 +1,71 @@
+"""Reading what a run has left, or leaves while it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rl_core.errors import ConfigError
+
+_TAIL_BYTES = 1 << 20
+
+
+class RunFiles:
+    """The directory of one run; a line that is still being written is left out."""
+
+    def __init__(self, path: Path) -> None:
+        """Errors: ConfigError if `path` is not the directory of a run."""
+        if not (path / "config.yaml").is_file():
+            raise ConfigError(f"{path}: not the directory of a run (it has no config.yaml)")
+        self.path = path
+
+    def summary(self) -> dict[str, Any] | None:
+        """`summary.json`; None before the run has ended."""
+        try:
+            read: dict[str, Any] = json.loads((self.path / "summary.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ConfigError(f"{self.path / 'summary.json'}: not JSON: {error}") from error
+        return read
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All steps, in order."""
+        try:
+            data = (self.path / "metrics.jsonl").read_bytes()
+        except FileNotFoundError:
+            return []
+        return [record for line in data.splitlines() if (record := _record(line)) is not None]
+
+    def last_samples(self, count: int) -> list[dict[str, Any]]:
+        """One trajectory of each of the newest `count` prompts, oldest first."""
+        try:
+            with (self.path / "trajectories.jsonl").open("rb") as file:
+                # The file may be large; its first line here is then a part of one.
+                file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return []
+        newest: dict[int, dict[str, Any]] = {}
+        for line in reversed(lines):
+            record = _record(line)
+            if record is not None:
+                newest.setdefault(record["group_index"], record)
+            if len(newest) == count:
+                break
+        return list(reversed(newest.values()))
+
+
+def latest_run(parent: Path) -> Path:
+    """The newest run below `parent`; ConfigError if there is none."""
+    runs = [path.parent for path in parent.glob("*/config.yaml")]
+    if not runs:
+        raise ConfigError(f"show: no run in {parent}/; give the directory of one")
+    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
