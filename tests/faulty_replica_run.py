@@ -2,7 +2,8 @@
 
     python tests/faulty_replica_run.py POINT [arguments of minirl]
 
-`POINTS` says which there are. Meant for separate mode with two vLLM replicas of one rank.
+`POINTS` says which there are. Meant for separate mode with two replicas of vLLM or SGLang, of one
+rank or more: what happens at a rank then happens at the last one of the replica.
 """
 
 import os
@@ -33,12 +34,15 @@ POINTS = {
     "lost-commit": "the answer to the commit is lost",
     "closing": "the checkpoint worker dies after the commit",
     "generate": "the engine dies while it generates",
+    "trainer": "the trainer fails after the first tensors: no replica's fault",
+    "hang": "the engine stops while it generates, and its processes stay",
 }
 POINT = sys.argv.pop(1) if __name__ == "__main__" else ""
 VICTIM, FATAL_SYNC, FATAL_STEP = 1, 2, 2
 LATER_S = 0.1
 FLIPPED = "model.layers.1.self_attn.qkv_proj.weight"
 CALL_S = 30
+FLIP = {"vllm": "rl_flip", "sglang": "flip"}
 
 
 class FaultyCheckpointWorker(system.CheckpointWorker):
@@ -49,10 +53,16 @@ class FaultyCheckpointWorker(system.CheckpointWorker):
     def init_rollout(self, backend, config, server, tp_rank):
         super().init_rollout(backend, config, server, tp_rank)
         state = server.call("live_state", timeout=CALL_S)
-        self._pids = {"engine": state["workers"][0]["pid"], "server": state["pid"]}
+        self._pids = {"engine": state["workers"][-1]["pid"], "server": state["pid"]}
+        tp_size = len(state["workers"])
+        self._is_victim = self._rank == (VICTIM + 1) * tp_size - 1
+
+    @property
+    def fatal(self):
+        return self._is_victim and self._syncs == FATAL_SYNC
 
     def reach(self, point):
-        if self._rank != VICTIM or self._syncs != FATAL_SYNC:
+        if not self.fatal:
             return
         who, _, where = POINT.rpartition("-")
         if where == point:
@@ -79,7 +89,7 @@ class FaultyCheckpointWorker(system.CheckpointWorker):
         for number, lease in enumerate(leases):
             if number == 1:
                 self.reach("midway")
-            if POINT == "damage" and self._rank == VICTIM and self._syncs == FATAL_SYNC:
+            if POINT == "damage" and self.fatal:
                 lease.entries = [damaged(lease.entries[0]), *lease.entries[1:]]
             yield lease
         self.reach("end")
@@ -88,6 +98,27 @@ class FaultyCheckpointWorker(system.CheckpointWorker):
         if success:
             self.reach("closing")
         super().finalize_transfer(success)
+
+
+class FaultyActorWorker(system.ActorWorker):
+    _syncs = 0
+
+    def send_weights(self, manifest, seconds, live):
+        self._syncs += 1
+        gather = self._engine.get_per_tensor_param
+        if POINT == "trainer" and self._syncs == FATAL_SYNC:
+            self._engine.get_per_tensor_param = lambda: failing(gather())
+        try:
+            return super().send_weights(manifest, seconds, live)
+        finally:
+            self._engine.get_per_tensor_param = gather
+
+
+def failing(stream):
+    yield next(stream)
+    for _ in stream:  # gathering is collective
+        pass
+    raise RolloutError("the trainer was told to fail")
 
 
 def damaged(entry):
@@ -112,9 +143,12 @@ class Harm:
     def fatal(self, replica=VICTIM):
         return replica == VICTIM and str(self.version) == "e1.s1" and not self.manager.given_up
 
-    def kill_engine(self):
+    def kill_engine(self, number=signal.SIGKILL):
         state = self.server.call("live_state", timeout=CALL_S)
-        os.kill(state["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(state["workers"][-1]["pid"], number)
+
+    def stop_engine(self):
+        self.kill_engine(signal.SIGSTOP)
 
     def begin(self, version, replicas):
         self.version = version
@@ -122,7 +156,8 @@ class Harm:
 
     def live_digests(self, replica, timeout_s):
         if self.fatal(replica) and POINT == "flip":
-            self.server.call("worker_call", "rl_flip", 0, FLIPPED, 0.5, timeout=CALL_S)
+            flip = FLIP[self.manager.name], self.manager.tp_size - 1, FLIPPED, 0.5
+            self.server.call("worker_call", *flip, timeout=CALL_S)
         if self.fatal(replica) and POINT == "engine-verify":
             self.kill_engine()
         return RolloutManager.live_digests(self.manager, replica, timeout_s)
@@ -145,8 +180,10 @@ _step, _fit = Trainer._step, Trainer.fit
 
 
 def _step_with_a_death(self, step):
-    if POINT == "generate" and step == FATAL_STEP:
-        threading.Timer(LATER_S, Harm(self._system.rollout).kill_engine).start()
+    if POINT in ("generate", "hang") and step == FATAL_STEP:
+        harm = Harm(self._system.rollout)
+        harming = harm.kill_engine if POINT == "generate" else harm.stop_engine
+        threading.Timer(LATER_S, harming).start()
     _step(self, step)
 
 
@@ -160,5 +197,6 @@ def _fit_with_harm(self):
 
 if __name__ == "__main__":
     system.CheckpointWorker = FaultyCheckpointWorker
+    system.ActorWorker = FaultyActorWorker
     Trainer._step, Trainer.fit = _step_with_a_death, _fit_with_harm
     run()

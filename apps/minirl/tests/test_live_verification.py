@@ -286,11 +286,15 @@ def test_every_second_sync_of_all_replicas(make_fleet, caplog):
     assert "verify_live_weights=false, configured_verify_live_weights=true" in caplog.text
 
 
-def test_only_the_last_reports_are_kept(make_fleet, tmp_path):
+def test_only_the_last_reports_of_this_run_are_kept(make_fleet, tmp_path):
+    reports = tmp_path / "live_weight_digests"
+    others = reports / "reference_tensor_replica0_rollout0_1700000000000"
+    others.mkdir(parents=True)
     fleet = make_fleet(1, keep_last=2)
     records = [fleet.publish() for _ in range(4)]
-    kept = {str(path) for path in (tmp_path / "live_weight_digests").iterdir()}
+    kept = {str(path) for path in reports.iterdir()} - {str(others)}
     assert kept == {path for record in records[2:] for path in record.live_reports}
+    assert others.exists()
 
 
 def test_a_report_that_cannot_be_written_stops_the_publish(make_fleet, tmp_path):

@@ -58,6 +58,12 @@ def test_separate_mode_may_go_on_without_a_replica():
     assert plan("cluster.device=cpu").config.rollout.on_replica_failure == "abort"
 
 
+def test_the_engines_are_told_what_becomes_of_requests_in_flight():
+    made = plan("cluster.device=cpu", "rollout.on_update=keep", "rollout.free_cache_engine=false")
+    assert made.rollout_config["on_update"] == "keep"
+    assert plan("cluster.device=cpu").rollout_config["on_update"] == "abort"
+
+
 def test_a_larger_tp_takes_one_replica_of_that_size():
     assert plan("rollout.tensor_model_parallel_size=2").rollout_world == 2
 
@@ -123,6 +129,9 @@ def test_a_larger_tp_takes_one_replica_of_that_size():
         (["config=separate", "rollout.min_replicas=0"], ["min_replicas=0", "at least 1"]),
         (["config=separate", "rollout.min_replicas=2"], ["min_replicas=2", "at most 1"]),
         (["rollout.on_replica_failure=contine"], ["failure=contine", "nearest is continue"]),
+        (["rollout.stall_timeout_s=0"], ["stall_timeout_s=0", "greater than 0"]),
+        (["rollout.on_update=kepp"], ["on_update=kepp", "nearest is keep"]),
+        (["rollout.on_update=keep"], ["on_update=keep", "free_cache_engine=false"]),
         (["rollout.on_replica_failure=continue"], ["on_replica_failure=continue", "separate"]),
         ([f"{DEBUG}.verify_replicas=some"], ["verify_replicas=some", "first, all"]),
         ([f"{DEBUG}.verify_every=0"], ["verify_every=0", "at least 1"]),

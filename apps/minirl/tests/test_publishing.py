@@ -1,13 +1,18 @@
 """A publish with a fault at one replica of two: what is served, and by whom."""
 
+import asyncio
+
 import pytest
 import two_replicas
 from publish_faults import FAULTS, dies, flipped, raises, refuses
 from two_replicas import LIMIT_S, QKV, Fleet, request
 
+from minirl import checkpoint_manager
+from minirl.generation_watch import StalledError
 from rl_core.errors import (
     DigestMismatchError,
     MiniRLError,
+    ReplicaFencedError,
     RolloutError,
     TransferError,
     TransferTimeoutError,
@@ -157,6 +162,26 @@ def test_what_fails_at_the_trainer_is_no_replicas_fault(make_fleet):
             fleet.ask_server(replica, server)
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_whatever_ends_a_sync_leaves_a_record(make_fleet, monkeypatch, kind):
+    """Also a defect in the controller, and somebody who ends the run."""
+    fleet = make_fleet(goes_on=True)
+    fleet.publish(0)
+
+    def broken(*arguments):
+        raise kind("in the middle")
+
+    monkeypatch.setattr(fleet.sync.live, "verify", broken)
+    with pytest.raises(kind):
+        fleet.publish(1)
+    record = fleet.sync.records[-1]
+    assert (record.version, record.error) == ("e1.s1", f"{kind.__name__}: in the middle")
+    assert record.weights_digest is None
+    for replica, server in enumerate(fleet.servers):
+        with pytest.raises(RolloutError, match=r"fenced|between versions"):
+            fleet.ask_server(replica, server)
+
+
 @pytest.mark.parametrize("kind", [TransferError, TransferTimeoutError])
 def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch, kind):
     """A receiver that only says that a transfer failed does not say that it was its own fault."""
@@ -167,6 +192,16 @@ def test_trouble_with_the_transfer_itself_blames_nobody(make_fleet, monkeypatch,
         fleet.publish(1)
     assert fleet.manager.given_up == {}
     assert fleet.sync.records[-1].given_up == {}
+
+
+def test_waiting_for_one_that_does_not_connect_is_no_fault(make_fleet, monkeypatch):
+    """The others cannot close the transfer before they have given up on it, either."""
+    fleet = make_fleet(goes_on=True)
+    monkeypatch.setattr(checkpoint_manager, "_CONNECT_S", 2.0)
+    raises(TransferTimeoutError, "nobody listens", "connect")(fleet, 1, monkeypatch)
+    with pytest.raises(TransferTimeoutError, match="nobody listens"):
+        fleet.publish(0)
+    assert fleet.manager.given_up == {}
 
 
 def test_without_a_replica_left_the_run_stops_with_the_cause(make_fleet, monkeypatch):
@@ -205,6 +240,30 @@ def test_a_newcomer_that_fails_is_given_up_and_the_others_serve_on(make_fleet, m
     assert {str(versions) for versions, _ in fleet.ask()} == {"{'e1.s0'}"}
 
 
+def test_a_newcomer_answers_nothing_before_it_was_verified(make_fleet, monkeypatch):
+    """Not even whoever asks it directly, when it has loaded all; the others go on meanwhile."""
+    fleet = make_fleet(goes_on=True, late=True, verify_every=9)
+    fleet.publish(0)
+    served = fleet.ask()
+    verify, seen = fleet.sync.live.verify, []
+
+    def looked_at(*arguments):
+        with pytest.raises(ReplicaFencedError, match="replica 1"):
+            fleet.ask_server(1, fleet.servers[1])
+        seen.append(fleet.ask())
+        return verify(*arguments)
+
+    fleet.come_up()
+    monkeypatch.setattr(fleet.sync.live, "verify", looked_at)
+    record = fleet.sync.catch_up(PolicyVersion(1, 0))
+    assert seen == [served]
+    assert (record.phase, record.replicas, record.error) == ("joining", [1], None)
+    assert record.live["matched"] > 0
+    assert [{str(*versions)} for _, versions, _ in fleet.ask_server(1, fleet.servers[1])] == [
+        {"e1.s0"}
+    ]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_requests_of_one_that_dies_are_asked_again_of_the_others(make_fleet, victim):
     fleet = make_fleet(goes_on=True)
@@ -222,6 +281,51 @@ def test_unless_told_otherwise_a_death_in_generation_stops_the_run(make_fleet):
     fleet.servers[1].kill()
     with pytest.raises(TransferError):
         fleet.ask()
+    assert fleet.manager.given_up == {}
+
+
+STALL_S = 1.0
+
+
+def hangs(fleet, victim):
+    """It answers whatever costs nothing, and schedules no request."""
+    fleet.servers[victim]._object._engine._may_step = lambda: False
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_makes_no_token_is_given_up(make_fleet, victim):
+    fleet = make_fleet(goes_on=True, stall_s=STALL_S)
+    fleet.publish(0)
+    before = fleet.ask()
+    hangs(fleet, victim)
+    assert fleet.ask() == before
+    assert "no token for 1 s" in fleet.manager.given_up[victim]
+    with pytest.raises(RolloutError, match=rf"replica {victim} is fenced: .*no token"):
+        fleet.ask_server(victim, fleet.servers[victim])
+
+
+def test_unless_told_otherwise_one_that_makes_no_token_stops_the_run(make_fleet):
+    fleet = make_fleet(goes_on=False, stall_s=STALL_S)
+    fleet.publish(0)
+    hangs(fleet, 1)
+    with pytest.raises(StalledError, match="replica 1: it has made no token for 1 s"):
+        fleet.ask()
+    assert fleet.manager.given_up == {}
+
+
+def test_one_that_is_slow_is_waited_for(make_fleet):
+    """It takes several times as long as it may be silent."""
+    fleet = make_fleet(goes_on=True, stall_s=STALL_S)
+    fleet.publish(0)
+    engine = fleet.servers[1]._object._engine
+    wake = engine._wake
+
+    async def wake_later():
+        await asyncio.sleep(0.5 * STALL_S)
+        await wake()
+
+    engine._wake = wake_later
+    fleet.ask([request("a"), request("b")])
     assert fleet.manager.given_up == {}
 
 

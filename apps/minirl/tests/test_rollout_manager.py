@@ -275,7 +275,9 @@ def test_an_interrupted_sync_does_not_pass_for_one_that_published(fleet):
     fleet.sync.harm = interrupt
     with pytest.raises(KeyboardInterrupt):
         fleet.sync.sync(VERSIONS[0], "initial")
-    assert fleet.sync.records == []
+    [record] = fleet.sync.records
+    assert (record.error, record.weights_digest) == ("KeyboardInterrupt: ", None)
+    assert fleet.sync.digest_of(VERSIONS[0]) is None
 
 
 def test_an_adapter_that_reports_a_difference_is_not_believed_to_have_loaded(fleet, monkeypatch):

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecut
 from minirl import checkpoint_manager, worker_calls
 from minirl.checkpoint_manager import CheckpointEngineManager
 from minirl.checkpoint_worker import CheckpointWorker
+from minirl.generation_watch import GenerationLimits
 from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.ray_launcher import MemberDiedError
 from minirl.resource_pool import Bundle, ResourcePool
@@ -37,7 +38,8 @@ CONFIG = ReferenceConfig()
 MODEL = CONFIG.model
 KEY = new_key()
 SMALL_BUCKETS = 0.002
-ENGINE = CheckpointBackend("loopback", "", "rl_core.testing.loopback_transport:LoopbackEngine")
+LOOPBACK = CheckpointBackend("loopback", "", "rl_core.testing.loopback_transport:LoopbackEngine")
+DISK = plugins.load_backend(plugins.CHECKPOINT_ENGINES, "disk")
 
 
 class DeathError(BaseException):
@@ -163,7 +165,7 @@ def patch(monkeypatch):
     monkeypatch.setattr(checkpoint_manager, "_CONNECT_S", 1.0)
     monkeypatch.setattr(checkpoint_manager, "_FINALIZE_S", FINALIZE_S)
     monkeypatch.setattr(plugins, "load_configured", lambda *_: (REFERENCE_BACKEND, CONFIG))
-    monkeypatch.setattr(plugins, "load_backend", lambda *_: ENGINE)
+    monkeypatch.setattr(plugins, "load_backend", lambda *_: LOOPBACK)
 
 
 class Fleet:
@@ -174,12 +176,21 @@ class Fleet:
         goes_on: as `rollout.on_replica_failure`.
         late: whether replica 1 comes up only when `gate` is set.
         verify_every: every n-th sync is verified live.
+        stall_s: as `rollout.stall_timeout_s`.
+        on_disk: the weights go over the disk, into `exchange`; else nothing of them is kept.
     """
 
-    def __init__(self, path, *, goes_on, late=False, verify_every=1):
+    def __init__(
+        self, path, *, goes_on, late=False, verify_every=1, stall_s=LIMIT_S, on_disk=False
+    ):
         self.manager = RolloutManager(
-            "reference", {"tensor_model_parallel_size": 1}, ThreadLauncher(), goes_on=goes_on
+            "reference",
+            {"tensor_model_parallel_size": 1},
+            ThreadLauncher(),
+            goes_on=goes_on,
+            limits=GenerationLimits(LIMIT_S, stall_s),
         )
+        self.exchange = path / "exchange"
         pool = ResourcePool("rollout", 2, "cpu")
         pool.bundles = [Bundle(rank, "node", "127.0.0.1", rank) for rank in range(2)]
         self.manager.create(pool, 2, RolloutMode.STANDALONE)
@@ -194,7 +205,8 @@ class Fleet:
                 member = TransferRole(
                     role, rank, "cpu", "127.0.0.1", KEY, "run", SMALL_BUCKETS, XXH3_128
                 )
-                worker._transfer, worker._rank = LoopbackEngine(member), rank
+                worker._transfer = self._disk(member) if on_disk else LoopbackEngine(member)
+                worker._rank = rank
         self.actor.init_live(layout_spec(MODEL), [0], 1)
         settings = SyncSettings("run", "separate", "loopback", LIMIT_S, False, True)
         versions = VersionStore(path / "version.json")
@@ -209,6 +221,10 @@ class Fleet:
         self.answers = []
         self._over = threading.Event()
         self._clients = []
+
+    def _disk(self, member):
+        options = plugins.load_object(DISK.config_cls)(root_dir=str(self.exchange))
+        return plugins.load_object(DISK.engine)(options, member)
 
     def _hold_back(self):
         held = self.manager._replicas[1]

@@ -28,7 +28,7 @@ from rl_core.errors import (
     TransferError,
     TransferTimeoutError,
 )
-from rl_core.interfaces import SupportsCheckpointPath
+from rl_core.interfaces import SupportsCheckpointPath, SupportsKeptVersions
 from rl_core.testing.checkpoint_assertions import assert_arrived, assert_ended
 from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_group import Terms, TransferGroup
@@ -38,6 +38,7 @@ from rl_core.testing.checkpoint_samples import SMALL, every_dtype, many_buckets
 from rl_core.testing.thread_launcher import ThreadLauncher
 from rl_core.torch import content_digest
 from rl_core.transfer.watch import Watch
+from rl_core.versions import PolicyVersion
 
 PLENTY = many_buckets(4)
 BOTH = ("sender 0", "receiver 0")
@@ -145,6 +146,26 @@ def test_keep_last_versions_stay(case, run_path):
     kept = directories(run_path)
     assert kept[-2:] == ["e1.s4", "e1.s5"]
     assert len(kept) <= 3
+
+
+def test_a_version_that_is_kept_can_be_read_again(case):
+    group = case.group()
+    manifest = SMALL.manifest(case.version())
+    assert group.sync(SMALL, manifest).ok
+    assert group.sync(PLENTY).ok
+    engine = group.receivers[0].handle._object.engine
+    assert isinstance(engine, SupportsKeptVersions)
+    found = {}
+    for lease in engine.read_again(manifest, Deadline.after(20)):
+        with lease as entries:
+            for entry in entries:
+                found[entry.meta.name] = content_digest(entry.meta, entry.tensor)
+                assert entry.digest == found[entry.meta.name]
+    assert found == SMALL.content_digests()
+    never = SMALL.manifest(PolicyVersion(1, 99))
+    with pytest.raises(TransferError, match=r"no directory of version e1\.s99 is kept"):
+        next(engine.read_again(never, Deadline.after(20)))
+    assert group.sync(SMALL).ok
 
 
 def test_the_same_version_for_a_late_receiver_gets_a_fresh_directory(case, run_path):

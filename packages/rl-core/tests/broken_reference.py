@@ -344,6 +344,13 @@ class WaitAborts(ReferenceEngine):
         await super().pause(mode, limit_s)
 
 
+class KeepAborts(ReferenceEngine):
+    """An update ends what it was told to keep."""
+
+    async def quieten(self, mode, limit_s):
+        self.close()
+
+
 class CommitForgetsFlush(ReferenceEngine):
     """The cache can be flushed, but nobody does it."""
 
@@ -380,12 +387,12 @@ class GateIgnored(ReferenceServer):
 class VersionsForgotten(ReferenceServer):
     """Every update starts with a fresh state: old versions are welcome."""
 
-    def begin_update(self, rank, manifest):
+    async def begin_update(self, rank, manifest, *requests_in_flight):
         if self._update is None:
             fresh = ServingGate(self._name)
             fresh.apply(Failed("fresh"))
             self._gate._state = fresh.state
-        return super().begin_update(rank, manifest)
+        return await super().begin_update(rank, manifest, *requests_in_flight)
 
 
 class AnyCommit(ReferenceServer):
@@ -523,9 +530,9 @@ class TagsIgnored(ReferenceServer):
 class DirectoryIgnored(ReferenceServer):
     """Reloads what it has instead of what it was given."""
 
-    def load_directory(self, path, manifest):
+    async def load_directory(self, path, manifest, *requests_in_flight):
         for model in self._ranks:
-            self.begin_update(model.tp_rank, manifest)
+            await self.begin_update(model.tp_rank, manifest, *requests_in_flight)
         update = self._current()
         for model in self._ranks:
             for meta in manifest.tensors:

@@ -6,6 +6,7 @@ import broken_reference as broken
 import pytest
 
 from rl_core.errors import ReplicaFencedError
+from rl_core.interfaces import PauseMode
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.rollout_case import ColdStart, RolloutCase
 from rl_core.testing.rollout_contract import RolloutAdapterContract
@@ -88,6 +89,8 @@ VARIANTS = [
     bites("test_pause_keep_records_both_versions", broken.KeptRequestsKeepTheirKV),
     bites("test_pause_in_place_records_both_versions", broken.KeptKVShared),
     bites("test_pause_in_place_records_both_versions", broken.NothingKeptInPlace),
+    bites("test_requests_in_flight_follow_on_update", broken.KeepAborts, mode=PauseMode.KEEP),
+    bites("test_requests_in_flight_follow_on_update", broken.WaitAborts, mode=PauseMode.WAIT),
     bites("test_no_answer_mixes_versions", broken.RunsIntoUpdates),
     bites("test_released_resumed_updated_replica_serves", broken.ResumedWithoutDerived),
     bites("test_memory_is_freed", broken.FreesNothing, tag="kv_cache"),

@@ -16,7 +16,7 @@ from rl_core.interfaces import PauseMode
 from rl_core.rollout.protocol import FromWorker, Offer
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.weight_set import leases
-from rl_core.trajectory import SamplingParams
+from rl_core.trajectory import GenerateRequest, SamplingParams
 from rl_rollout_sglang.probe import probe
 
 pytestmark = pytest.mark.engine
@@ -90,22 +90,35 @@ def ask_everything(started):
     """Touch most of the KV cache."""
     sampling = SamplingParams(0.0, max_tokens=1, ignore_eos=True)
     prompts = [[(5 + n) % 80] * 1000 for n in range(60)]
-    from rl_core.trajectory import GenerateRequest
-
     requests = [GenerateRequest(f"touch-{n}", prompt, sampling) for n, prompt in enumerate(prompts)]
     started.adapters[0].generate(requests, 60)
 
 
+def underway(started):
+    """A long request, of which some tokens are there; that is told before it ends."""
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    before = started.adapters[0].tokens_made(30)
+    running = started.server.submit("generate", [GenerateRequest("long", [5, 6], sampling)])
+    end = Deadline.after(30)
+    while not 0 < started.adapters[0].tokens_made(30) - before < 900:
+        end.check("a token of a long request")
+    return running
+
+
 def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
+    """Also requests that were to be kept over the update end then."""
     weights = weight_sets["dense"][1]
+    kept = underway(dense)
     with Listener() as listener:
         key = new_key()
-        offer = Offer(0, listener.address, key, weights.manifest(dense.next_version()), 60.0)
+        manifest = weights.manifest(dense.next_version())
+        offer = Offer(0, listener.address, key, manifest, 60.0, PauseMode.KEEP)
         pending = dense.server.submit("receive_update", offer)
         listener.accept(key, FromWorker, Deadline.after(30)).close()
         with pytest.raises(TransferError, match="closed"):
             pending.result(20)
     assert dense.state()["phase"] == "fenced"
+    assert kept.result(20)[0].finish_reason == "abort"
     dense.sync(weight_sets["dense"][0])
 
 

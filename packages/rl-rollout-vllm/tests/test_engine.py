@@ -20,7 +20,7 @@ from rl_core.rollout.protocol import (
     UpdateResult,
 )
 from rl_core.testing.rollout_case import GREEDY
-from rl_core.trajectory import SamplingParams
+from rl_core.trajectory import GenerateRequest, SamplingParams
 from rl_rollout_vllm.probe import probe
 
 pytestmark = pytest.mark.engine
@@ -105,6 +105,21 @@ def test_released_weights_have_no_digests(dense, weight_sets):
     dense.sync(weight_sets["dense"][0])
 
 
+# -- calls on the ranks
+
+
+def test_what_one_rank_fails_at_does_not_shift_the_answers_of_the_others(engines, weight_sets):
+    """vLLM stops reading at the first rank that raises."""
+    started = engines("tied")
+    started.sync(weight_sets["tied"][0])
+    before = started.worker("rl_live_digests")
+    assert len(before) == 2
+    for rank in (0, 1):
+        with pytest.raises(RolloutError, match=f"'rl_flip' failed on rank {rank}: .*nonsense"):
+            started.worker("rl_flip", rank, "nonsense", 0.5)
+        assert started.worker("rl_live_digests") == before
+
+
 # -- load paths
 
 
@@ -145,16 +160,31 @@ def test_the_plain_path_refuses_packed_layers(engines, weight_sets, model_dirs):
 # -- failures that need the far end of the stream
 
 
+def underway(started):
+    """A long request, of which some tokens are there; that is told before it ends."""
+    sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)
+    before = started.adapters[0].tokens_made(30)
+    running = started.server.submit("generate", [GenerateRequest("long", [5, 6], sampling)])
+    end = Deadline.after(30)
+    while not 0 < started.adapters[0].tokens_made(30) - before < 900:
+        end.check("a token of a long request")
+    return running
+
+
 def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
+    """Also requests that were to be kept over the update end then."""
     weights = weight_sets["dense"][1]
+    kept = underway(dense)
     with Listener() as listener:
         key = new_key()
-        offer = Offer(0, listener.address, key, weights.manifest(dense.next_version()), 60.0)
+        manifest = weights.manifest(dense.next_version())
+        offer = Offer(0, listener.address, key, manifest, 60.0, PauseMode.KEEP)
         pending = dense.server.submit("receive_update", offer)
         listener.accept(key, FromWorker, Deadline.after(30)).close()
         with pytest.raises(TransferError, match="closed"):
             pending.result(20)
     assert dense.state()["phase"] == "fenced"
+    assert kept.result(20)[0].finish_reason == "abort"
     dense.sync(weight_sets["dense"][0])
 
 

@@ -11,6 +11,7 @@ from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_calls import Witness, wait_all
 from minirl.worker_group import WorkerGroup
 from rl_core import plugins
+from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError
 from rl_core.metadata import Manifest
 from rl_core.versions import PolicyVersion, VersionStore
@@ -49,6 +50,7 @@ class CheckpointEngineManager(WeightSync):
         self._taking_part: list[int] = []
         self._witnesses: list[Witness] = []
         self._unclosed: list[Witness] = []
+        self._connecting: Deadline | None = None
         entry: CheckpointBackend = plugins.load_backend(
             plugins.CHECKPOINT_ENGINES, settings.checkpoint_engine
         )
@@ -86,14 +88,32 @@ class CheckpointEngineManager(WeightSync):
         with clock.phase("transfer"):
             return self._move(manifest, ranks, live=order.live)
 
+    def transfer_kept(self, order: Order, clock: Clock) -> Moved:
+        """Every receiver reads the version again, if its checkpoint engine keeps it."""
+        ranks = self.rollout.receiving
+        self._taking_part = []  # in no transfer: there is nothing to finalize
+        self._witnesses.clear()
+        self._unclosed.clear()
+        timeout_s = self.settings.timeout_s
+        with clock.phase("transfer"):
+            manifest = self._manifest(order.version)
+            calls = self._receivers.submit_each(
+                "reload_weights", lambda _: (manifest, timeout_s), ranks
+            )
+            reports = wait_all(
+                "putting a version back", calls, timeout_s + _ANSWER_S, self._witnesses
+            )
+        return Moved(reports, ranks=ranks)
+
     def close(self, clock: Clock, *, success: bool) -> None:
         """Finalize the engines of all who took part.
 
         Only then a version counts as received, so that one which was not committed may be sent
         again.
         """
-        with clock.phase("finalize"):
-            self._finalize(self._taking_part, success=success)
+        if self._taking_part:
+            with clock.phase("finalize"):
+                self._finalize(self._taking_part, success=success)
 
     def faults(self) -> dict[int, str]:
         """Replicas whose members failed in the transfer, or did not even close it."""
@@ -121,6 +141,7 @@ class CheckpointEngineManager(WeightSync):
         receivers = dict(zip(ranks, places["receiver"], strict=True))
         if self.rollout.goes_on:
             timeout_s = min(timeout_s, _CONNECT_S)
+        self._connecting = Deadline.after(timeout_s)
         calls = self._actors.submit_each(
             "connect_transfer", lambda rank: (places["sender"][rank], timeout_s)
         )
@@ -128,6 +149,7 @@ class CheckpointEngineManager(WeightSync):
             "connect_transfer", lambda rank: (receivers[rank], timeout_s), ranks
         )
         wait_all("connect_transfer", calls, timeout_s + _ANSWER_S, self._witnesses)
+        self._connecting = None
 
     def _move(self, manifest: Manifest, ranks: Sequence[int], *, live: bool) -> Moved:
         timeout_s = self.settings.timeout_s
@@ -145,8 +167,11 @@ class CheckpointEngineManager(WeightSync):
     def _finalize(self, ranks: Sequence[int], *, success: bool) -> None:
         calls = self._actors.submit_each("finalize_transfer", lambda _: (success,))
         calls += self._receivers.submit_each("finalize_transfer", lambda _: (success,), ranks)
+        # Whoever still waits for another one to connect cannot close before; it is not to blame.
+        waiting_s = 0.0 if self._connecting is None else self._connecting.remaining()
+        self._connecting = None
         try:
-            wait_all("finalize_transfer", calls, _FINALIZE_S, self._unclosed)
+            wait_all("finalize_transfer", calls, waiting_s + _FINALIZE_S, self._unclosed)
         except (MiniRLError, TimeoutError) as error:
             # After a failure its cause is what matters, and a member may be gone.
             if success and not self.rollout.goes_on:

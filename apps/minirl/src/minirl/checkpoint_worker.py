@@ -10,8 +10,14 @@ from minirl.rollout_member import RolloutMember
 from minirl.transfer_member import TransferMember, never
 from minirl.worker_process import ProcessSettings, prepare_process
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, TransferTimeoutError
-from rl_core.interfaces import BucketLease, LoadReport, RolloutAdapter, SupportsCheckpointPath
+from rl_core.errors import LifecycleError, MiniRLError, TransferTimeoutError
+from rl_core.interfaces import (
+    BucketLease,
+    LoadReport,
+    RolloutAdapter,
+    SupportsCheckpointPath,
+    SupportsKeptVersions,
+)
 from rl_core.metadata import Manifest
 
 
@@ -42,6 +48,16 @@ class CheckpointWorker(TransferMember, RolloutMember):
         arrival = _Arrival(self.transfer.receive_weights(manifest, deadline, never()))
         with self._loading(arrival):
             return adapter.update_weights(arrival, manifest, deadline)
+
+    def reload_weights(self, manifest: Manifest, seconds: float) -> LoadReport:
+        """As `receive_weights`, of a version that was published before, from what is kept of it.
+
+        Errors: LifecycleError if this checkpoint engine keeps nothing.
+        """
+        adapter, deadline, engine = self._ready(), Deadline.after(seconds), self.transfer
+        if not isinstance(engine, SupportsKeptVersions):
+            raise LifecycleError(f"{type(engine).__name__} keeps no version that was published")
+        return adapter.update_weights(engine.read_again(manifest, deadline), manifest, deadline)
 
     @contextmanager
     def _loading(self, arrival: "_Arrival") -> Iterator[None]:

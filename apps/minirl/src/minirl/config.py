@@ -119,6 +119,12 @@ class RolloutConfig:
     """Separate mode: begin as soon as so many replicas answer; null waits for all."""
     on_replica_failure: str = "abort"
     """abort | continue (separate mode: without the replica that failed, while there are others)."""
+    generate_timeout_s: float = 3600.0
+    """Deadline of what a replica is asked to generate at once."""
+    stall_timeout_s: float = 300.0
+    """A replica that owes tokens and makes none for so long has failed."""
+    on_update: str = "abort"
+    """abort | wait | keep: what happens to requests in flight when a weight sync begins."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ class DebugConfig:
     strict: bool = False
     """What the layout table does not cover is an error, not only counted as unverifiable."""
     keep_last: int = 10
-    """Reports of live verifications kept, of each replica."""
+    """Reports of live verifications that a run keeps, of each replica."""
     perturb_before_sync: bool = False
     """From the second sync on: change every weight, sync and verify, restore, sync and verify."""
     perturb_delta: float = 0.001

@@ -1,8 +1,8 @@
 """Reports of live verifications: a directory for each, with a file for each rank and a summary."""
 
-import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,13 @@ class LiveReports:
     """Writes reports under `<root_dir>/live_weight_digests`, and removes old ones."""
 
     def __init__(self, root_dir: Path, keep_last: int) -> None:
-        """Keep the last `keep_last` of each engine, source and replica."""
+        """Keep the last `keep_last` of each engine, source and replica, of those written here.
+
+        Those of other runs under the same root are left alone.
+        """
         self._path = root_dir / DIRECTORY
         self._keep_last = keep_last
+        self._written: defaultdict[str, list[Path]] = defaultdict(list)
 
     def write(self, subject: Subject, ranks: Sequence[RankComparison]) -> Path:
         """Write one report; the directory, which appears under its name complete.
@@ -59,10 +63,11 @@ class LiveReports:
             staged.mkdir()
             _fill(staged, subject, ranks)
             path = staged.rename(self._free_name(stem))
-            self._remove_old(stem)
         except OSError as error:
             msg = f"the report of a live verification cannot be written to {self._path}: {error}"
             raise VerificationError(msg) from error
+        self._written[stem].append(path)
+        self._remove_old(self._written[stem])
         return path
 
     def _free_name(self, stem: str) -> Path:
@@ -71,13 +76,9 @@ class LiveReports:
             milliseconds += 1
         return path
 
-    def _remove_old(self, stem: str) -> None:
-        """By their names: also what earlier runs left under the same root."""
-        named = re.compile(re.escape(stem) + r"(\d+)")
-        matches = [(named.fullmatch(path.name), path) for path in self._path.iterdir()]
-        found = [(int(match[1]), path) for match, path in matches if match]
-        for _, path in sorted(found)[: -self._keep_last]:
-            shutil.rmtree(path, ignore_errors=True)
+    def _remove_old(self, written: list[Path]) -> None:
+        while len(written) > self._keep_last:
+            shutil.rmtree(written.pop(0), ignore_errors=True)
 
 
 def _fill(path: Path, subject: Subject, ranks: Sequence[RankComparison]) -> None:

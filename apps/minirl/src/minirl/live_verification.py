@@ -22,7 +22,7 @@ from minirl.live_member import LiveName, in_rank_order
 from minirl.live_reports import LiveReports, Subject
 from minirl.replica_faults import replica_name
 from minirl.rollout_manager import RolloutManager
-from minirl.sync_record import Moved, SyncRecord
+from minirl.sync_record import RESTORED, Moved, SyncRecord
 from rl_core.errors import DigestMismatchError, MiniRLError, VerificationError
 from rl_core.interfaces import LoadReport
 from rl_core.layout import LayoutSpec
@@ -89,7 +89,8 @@ class LiveVerification:
         compared: list[RankComparison] = []
         for replica in replicas:
             ranks = self._compare(replica, wanted)
-            self._locate(version, replica, ranks)
+            if record.phase != RESTORED:  # of an older version the actor has nothing to compare
+                self._locate(version, replica, ranks)
             compared += ranks
             record.live = msgspec.structs.asdict(counts_of(compared))
             path = self._reports.write(self._subject(record, replica), ranks)

@@ -149,6 +149,12 @@ def _check_replicas(config: MiniRLConfig, rollout_world: int) -> None:
             "shares its fate with the actor beside it"
         )
         raise ConfigError(msg)
+    if fused and config.rollout.free_cache_engine and config.rollout.on_update != "abort":
+        msg = (
+            f"rollout.on_update={config.rollout.on_update}: in fused mode requests in flight end "
+            "when the engine's memory goes to the actor; set rollout.free_cache_engine=false"
+        )
+        raise ConfigError(msg)
     wanted = config.rollout.min_replicas
     if wanted is None:
         return
@@ -235,6 +241,7 @@ def rollout_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
         "max_model_len": config.data.max_prompt_length + rollout.max_completion_length,
         "bucket_megabytes": config.checkpoint_engine.update_weights_bucket_megabytes,
         "engine_kwargs": rollout.engine_kwargs,
+        "on_update": rollout.on_update,
         "start_timeout_s": rollout.start_timeout_s,
     }
 

@@ -6,6 +6,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
+from minirl.generation_watch import GenerationLimits, StalledError, completions_of
 from minirl.replica_faults import replica_name, told
 from minirl.replica_start import ReplicaStart, wait_for
 from minirl.resource_pool import ResourcePool, placement_on
@@ -41,7 +42,7 @@ from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
 
-GENERATE_TIMEOUT_S = 3600.0
+_PATIENT = GenerationLimits()
 _START_ENDS_S = 2.0
 _ANSWERS_S = 30.0
 """Seconds in which a living replica answers a question that costs it nothing."""
@@ -69,6 +70,7 @@ class RolloutManager:
         launcher: Launcher,
         *,
         goes_on: bool = False,
+        limits: GenerationLimits = _PATIENT,
     ) -> None:
         self.name = name
         self.backend: RolloutBackend
@@ -84,6 +86,7 @@ class RolloutManager:
         self._late: set[int] = set()
         self.given_up: dict[int, str] = {}
         self.goes_on = goes_on
+        self._limits = limits
         self.tp_size = int(config["tensor_model_parallel_size"])
 
     def create(self, pool: ResourcePool, world_size: int, mode: RolloutMode) -> None:
@@ -159,11 +162,11 @@ class RolloutManager:
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Complete all requests, dealt out in blocks over the replicas that have joined.
 
-        Results are in order. Those of a replica that turns out to be dead are asked again of the
-        others, as they are, if that is to be done without.
+        Results are in order. Those of a replica that turns out to be dead, or makes no token for
+        too long, are asked again of the others, as they are, if that is to be done without.
 
         Errors: ReplicaFencedError if no version was published; that of a replica which failed to
-        start, or which failed and cannot be done without.
+        start, or which failed and cannot be done without (StalledError).
         """
         self.up()
         done: dict[str, Completion] = {}
@@ -199,16 +202,18 @@ class RolloutManager:
                     pending.append((rank, call))
         for rank, call in pending:
             with self._done_without(rank, failures):
-                yield from call.result(GENERATE_TIMEOUT_S)
+                yield from completions_of(call, self._leaders[rank], self._limits)
 
     @contextmanager
     def _done_without(self, rank: int, failures: list[Exception]) -> Iterator[None]:
-        """A failure of a replica that is dead then only gives it up, if the run may go on."""
+        """A failure of a replica that is dead or stalled only gives it up, if the run may go on."""
         try:
             with _named(rank):
                 yield
         except (MiniRLError, TimeoutError) as error:
-            if not self.goes_on or self.dead(rank) is None:
+            if not self.goes_on:
+                raise
+            if not isinstance(error, StalledError) and self.dead(rank) is None:
                 raise
             self.give_up(rank, str(error))
             failures.append(error)

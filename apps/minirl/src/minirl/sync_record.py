@@ -9,9 +9,13 @@ from typing import Any
 import msgspec
 
 from minirl.live_member import Expected
+from minirl.perturbation import PERTURBED
 from rl_core.interfaces import LoadReport
 from rl_core.transfer.phases import Phases
 from rl_core.versions import PolicyVersion
+
+RESTORED = "restored"
+"""Phase of a sync that puts the version back which was served before one that failed."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -53,7 +57,8 @@ class SyncRecord(msgspec.Struct):
     the live verification's reports. `perturbation` says what was proved by changing the weights:
     of the sync that carried the changed ones, which is never published, and of the one after it.
     `given_up` are the replicas that this sync was the last one of, and why; `repeats` is the
-    number of the sync that failed with them, and that this one repeats with the others.
+    number of the sync that failed with them, and that this one repeats with the others, or of the
+    one that published what this one puts back (phase restored).
     """
 
     sync_index: int
@@ -72,6 +77,16 @@ class SyncRecord(msgspec.Struct):
     perturbation: dict[str, Any] | None = None
     given_up: dict[int, str] = {}
     repeats: int | None = None
+
+
+def last_published(records: Sequence[SyncRecord]) -> SyncRecord | None:
+    """What is to be put back if the sync after these fails; None without any.
+
+    Nor if that has been done already and nothing was published since: what fails twice in a row
+    will not mend itself, and the samples only grow older.
+    """
+    served = [one for one in records if one.error is None and one.phase != PERTURBED]
+    return served[-1] if served and served[-1].phase != RESTORED else None
 
 
 class Clock(Phases):

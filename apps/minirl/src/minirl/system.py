@@ -6,6 +6,7 @@ from typing import Any
 from minirl.checkpoint_manager import CheckpointEngineManager
 from minirl.checkpoint_worker import CheckpointWorker
 from minirl.fused_sync import FusedWeightSync
+from minirl.generation_watch import GenerationLimits
 from minirl.live_member import share
 from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.perturbation import Perturbation
@@ -140,6 +141,7 @@ class RLSystem:
             self._plan.rollout_config,
             launcher,
             goes_on=rollout.on_replica_failure == CONTINUE,
+            limits=GenerationLimits(rollout.generate_timeout_s, rollout.stall_timeout_s),
         )
         mode = RolloutMode.HYBRID if self._fused else RolloutMode.STANDALONE
         self.rollout.create(self._rollout_pool, self._plan.rollout_world, mode)

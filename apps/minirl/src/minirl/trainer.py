@@ -73,7 +73,7 @@ class Trainer:
         self._evaluate(step=0)
         for step in range(1, total + 1):
             self._step(step)
-        self._evaluate(step=total)
+        self._evaluate(step=self._published_step)
         self._checkpoints.save_final(self._save_pretrained)
 
     def _step(self, step: int) -> None:
@@ -238,8 +238,9 @@ class Trainer:
         if not self._is_sync_step(step):
             return
         version = self._system.weight_sync.version_of(self._version.epoch, step)
-        self._system.weight_sync.sync(version, "trained")
-        self._version, self._published_step = version, step
+        record = self._system.weight_sync.sync(version, "trained")
+        if record.error is None:  # else the version before was put back, and is served on
+            self._version, self._published_step = version, step
 
     def _evaluate(self, step: int) -> None:
         """Complete the held-out prompts, with the same seeds every time."""

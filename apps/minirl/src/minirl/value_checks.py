@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "actor.optimizer_config.lr_scheduler_type": ("constant", "linear", "cosine"),
     "rollout.dtype": ("float32", "bfloat16", "float16"),
     "rollout.on_replica_failure": ("abort", "continue"),
+    "rollout.on_update": ("abort", "wait", "keep"),
     "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"),
     "algorithm.loss_mode": ("vanilla", "gspo"),
     "algorithm.loss_agg_mode": (
@@ -66,6 +67,8 @@ _POSITIVE = (
     "actor.optimizer_config.max_grad_norm",
     "rollout.temperature",
     "rollout.start_timeout_s",
+    "rollout.generate_timeout_s",
+    "rollout.stall_timeout_s",
     "checkpoint_engine.timeout_s",
     "checkpoint_engine.debug.perturb_delta",
     "algorithm.clip_ratio",

@@ -2,28 +2,39 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from minirl.light_check import check_verified, counted, slowest
 from minirl.perturbation import PERTURBED, Perturbation, Proof
-from minirl.replica_faults import faults_of, receiver_name
+from minirl.replica_faults import faults_of
 from minirl.rollout_manager import RolloutManager
-from minirl.sync_record import Clock, Moved, Order, SyncRecord
-from rl_core.errors import MiniRLError, VerificationError
-from rl_core.interfaces import LoadReport
+from minirl.sync_log import tell_finished, tell_started
+from minirl.sync_record import (
+    RESTORED,
+    Clock,
+    Moved,
+    Order,
+    SyncRecord,
+    last_published,
+)
+from rl_core.errors import LifecycleError, MiniRLError, VerificationError, in_one_line
 from rl_core.logs import kv
 from rl_core.tensor_counts import TensorCounts
 from rl_core.versions import PolicyVersion, VersionStore
 
 if TYPE_CHECKING:
+    from minirl.live_member import Expected
     from minirl.live_verification import LiveVerification
 
 _logger = logging.getLogger(__name__)
 
-_GIGA = 1e9
 _FENCE_TIMEOUT_S = 5.0
 
+TRAINED = "trained"
+"""Phase of a sync that publishes what a training step has made."""
 JOINING = "joining"
 """Phase of a sync that only brings late replicas up to date."""
 
@@ -54,7 +65,8 @@ class WeightSync(ABC):
     Two phases: every engine rank loads, and only when all have, and what they hold was verified
     where that is asked for, every replica commits. A failure fences all replicas. If the run is to
     go on without a replica that fails, and it can be told which one has, that one is given up, and
-    the same version is published again to the others; until that is committed they stay fenced.
+    the same version is published again to the others; until that is committed they stay fenced. If
+    that cannot be told, the version before is put back, where the checkpoint engine keeps it.
 
     Attributes:
         records: of all syncs so far.
@@ -69,6 +81,7 @@ class WeightSync(ABC):
         self.live: LiveVerification | None = None
         self.perturbation: Perturbation | None = None
         self.settings = settings
+        self._expected: Sequence[Expected] = ()
         self.rollout = rollout
         self._versions = versions
 
@@ -82,6 +95,14 @@ class WeightSync(ABC):
 
         The reports are of the ranks that loaded themselves.
         """
+
+    def transfer_kept(self, order: Order, clock: Clock) -> Moved:
+        """As `transfer`, of a version that was published before, from what is kept of it.
+
+        Errors: LifecycleError if nothing is.
+        """
+        del clock
+        raise LifecycleError(f"nothing is kept of {order.version}")
 
     @abstractmethod
     def close(self, clock: Clock, *, success: bool) -> None:
@@ -99,7 +120,10 @@ class WeightSync(ABC):
         return PolicyVersion(epoch, step if self.perturbation is None else 2 * step)
 
     def sync(self, version: PolicyVersion, phase: str) -> SyncRecord:
-        """Publish the actor's present weights as `version`; `phase` is initial or trained."""
+        """Publish the actor's present weights as `version`; `phase` is initial or trained.
+
+        The record has an error if `version` was not published and the one before is served on.
+        """
         replicas = self.rollout.up()
         proof = None
         if self.perturbation is not None and self.records:
@@ -156,7 +180,9 @@ class WeightSync(ABC):
             failure = self._attempt(record, version, proof)
             if failure is None:
                 return record
-            self._go_on_without(record, failure)
+            if not self._gave_up(record, failure):
+                self._put_back(record, failure)
+                return record
             replicas = [replica for replica in replicas if replica not in record.given_up]
             if not replicas and self.rollout.up():
                 return record  # it was for newcomers only, and the others serve
@@ -173,15 +199,28 @@ class WeightSync(ABC):
             self._carry_out(record, version, clock, proof)
         except (MiniRLError, TimeoutError) as error:
             failure = error
-            loaded = record.replicas if self.rollout.goes_on else None
-            reason = f"sync of {version} failed: {error}"
-            self.rollout.fence(reason, _FENCE_TIMEOUT_S, loaded)
             self._note_failure(record, error)
-        self._keep(record, clock)
+            self._fence(record, error, record.replicas if self.rollout.goes_on else None)
+        except Exception as error:
+            # A defect of ours: nothing is known of what it left, so nobody answers.
+            self._note_failure(record, error)
+            self._fence(record, error)
+            raise
+        except BaseException as error:  # the run is ended, and with it the replicas
+            self._note_failure(record, error)
+            raise
+        finally:
+            self._keep(record, clock)
         return failure
 
-    def _go_on_without(self, record: SyncRecord, failure: Exception) -> None:
-        """Give up who failed. Errors: `failure`, if that is not to be or cannot be told."""
+    def _fence(
+        self, record: SyncRecord, error: Exception, replicas: Sequence[int] | None = None
+    ) -> None:
+        reason = f"sync of {record.version} failed: {error}"
+        self.rollout.fence(reason, _FENCE_TIMEOUT_S, replicas)
+
+    def _gave_up(self, record: SyncRecord, failure: Exception) -> bool:
+        """Do without who failed; False if that cannot be told. Errors: `failure`, if not to be."""
         if not self.rollout.goes_on:
             raise failure
         found = self.faults() or faults_of(failure, self.rollout.tp_size)
@@ -189,12 +228,35 @@ class WeightSync(ABC):
             why = found.get(replica) or self.rollout.dead(replica)
             if why is not None:
                 record.given_up[replica] = why
-        if not record.given_up:
-            self.rollout.fence(f"sync of {record.version} failed: {failure}", _FENCE_TIMEOUT_S)
-            _logger.error("which replica the sync failed at cannot be told: the run stops")
-            raise failure
         for replica, why in record.given_up.items():
             self.rollout.give_up(replica, f"sync of {record.version} failed: {why}")
+        return bool(record.given_up)
+
+    def _put_back(self, failed: SyncRecord, failure: Exception) -> None:
+        """Publish what was served before a sync once more, from what is kept of it.
+
+        Errors: `failure`, if that cannot be; the replicas stay fenced.
+        """
+        before = None if failed.phase != TRAINED else last_published(self.records)
+        again: Exception | None = None
+        if before is not None:
+            record = SyncRecord(
+                sync_index=len(self.records) + 1,
+                phase=RESTORED,
+                version=before.version,
+                backend=self.settings.checkpoint_engine,
+                replicas=failed.replicas,
+                repeats=before.sync_index,
+            )
+            again = self._attempt(record, PolicyVersion.parse(before.version), None)
+            if again is None:
+                told = kv(failed=failed.version, served=before.version, why=in_one_line(failure))
+                _logger.warning("Weight sync failed, the version before is served again: %s", told)
+                return
+            _logger.error("%s cannot be put back: %s", before.version, in_one_line(again))
+        self._fence(failed, failure)
+        _logger.error("which replica the sync failed at cannot be told: the run stops")
+        raise failure from again
 
     def _keep(self, record: SyncRecord, clock: Clock) -> None:
         record.seconds = record.seconds or clock.total()
@@ -206,20 +268,40 @@ class WeightSync(ABC):
     ) -> None:
         live = self.live if self._is_verified(record, proof) else None
         order = Order(version, record.sync_index, live is not None)
-        self._announce(record, live=order.live)
+        tell_started(
+            record,
+            self.settings.mode,
+            self.rollout.name,
+            light=self.settings.verify_light,
+            live=self.live is not None,
+            due=order.live,
+        )
         self.rollout.begin(version, record.replicas)
         success = False
         try:
-            moved = self.transfer(order, clock)
+            moved = self._brought(record, order, clock)
             self._check_light(record, version, moved)
             if live is not None:
                 self._check_live(live, record, moved, clock, proof)
             with clock.phase("commit"):
                 self._conclude(record, version)
             success = True
+            if record.phase != PERTURBED:
+                self._expected = moved.expected if order.live else ()
         finally:
             self.close(clock, success=success)
-        self._tell(record, moved.reports, clock)
+        record.weights_digest = moved.reports[0].weights_digest
+        record.seconds = clock.total()
+        tell_finished(record)
+
+    def _brought(self, record: SyncRecord, order: Order, clock: Clock) -> Moved:
+        if record.phase != RESTORED:
+            return self.transfer(order, clock)
+        if order.live and not self._expected:
+            msg = f"{order.version} was not verified live, so that nothing can be compared with it"
+            raise VerificationError(msg)
+        moved = self.transfer_kept(order, clock)
+        return msgspec.structs.replace(moved, expected=self._expected)
 
     def _check_live(
         self,
@@ -239,8 +321,8 @@ class WeightSync(ABC):
         """Whether this sync is followed by a live verification; after a failure it always is."""
         if self.live is None:
             return False
-        always = proof is not None or record.phase == JOINING or record.repeats is not None
-        return always or self.live.due(record.sync_index)
+        again = record.phase == JOINING or record.repeats is not None
+        return again or proof is not None or self.live.due(record.sync_index)
 
     def _conclude(self, record: SyncRecord, version: PolicyVersion) -> None:
         """Let requests in; perturbed weights are never served."""
@@ -252,89 +334,16 @@ class WeightSync(ABC):
     def _check_light(self, record: SyncRecord, version: PolicyVersion, moved: Moved) -> None:
         reports = moved.reports
         record.payload_bytes = reports[0].nbytes
-        record.phases = _slowest(reports)
+        record.phases = slowest(reports)
         if self.settings.verify_light:
-            record.light = msgspec.structs.asdict(_counted(reports))
-            _check_verified(moved, self.digest_of(version))
+            record.light = msgspec.structs.asdict(counted(reports))
+            check_verified(moved, self.digest_of(version))
             _logger.info("Light transfer verification passed: %s", kv(**record.light))
 
-    def _note_failure(self, record: SyncRecord, error: Exception) -> None:
+    def _note_failure(self, record: SyncRecord, error: BaseException) -> None:
         """Of a failure in the middle of a transfer only the rank is known that it comes from."""
         record.error = f"{type(error).__name__}: {error}"
         record.payload_bytes = 0
         if self.settings.verify_light and record.light is None:
             known = error.counts if isinstance(error, MiniRLError) else None
             record.light = msgspec.structs.asdict(known or TensorCounts())
-
-    # ------------------------------------------------------------------ log
-
-    def _announce(self, record: SyncRecord, *, live: bool) -> None:
-        skipped = {} if live or self.live is None else {"configured_verify_live_weights": True}
-        _logger.info(
-            "Weight sync started: %s",
-            kv(
-                sync_index=record.sync_index,
-                phase=record.phase,
-                mode=self.settings.mode,
-                rollout_backend=self.rollout.name,
-                checkpoint_engine=record.backend,
-                version=record.version,
-                verify_light_transfer=self.settings.verify_light,
-                verify_live_weights=live,
-                **skipped,
-            ),
-        )
-
-    def _tell(self, record: SyncRecord, reports: list[LoadReport], clock: Clock) -> None:
-        record.weights_digest = reports[0].weights_digest
-        record.seconds = clock.total()
-        _logger.info(
-            "Weight sync finished: %s",
-            kv(
-                sync_index=record.sync_index,
-                phase=record.phase,
-                version=record.version,
-                payload_bytes=record.payload_bytes,
-                seconds=record.seconds,
-                gb_per_s=record.payload_bytes / record.seconds / _GIGA,
-            ),
-        )
-
-
-def _check_verified(moved: Moved, published: str | None) -> None:
-    """Every rank must have recomputed every digest, and all must agree on the whole.
-
-    Also with what was sent, if that is known, and with what was `published` under that version
-    before, if it was.
-    """
-    reports = moved.reports
-    digests = {report.weights_digest for report in reports}
-    clean = all(report.counts.clean for report in reports)
-    sent = {moved.digest} if moved.digest is not None else digests
-    if not clean or None in digests or len(digests) != 1 or digests != sent:
-        counts = [report.counts for report in reports]
-        msg = f"light verification is incomplete, or ranks differ; by rank {counts}, {digests}"
-        raise VerificationError(msg).blaming(_differing(moved))
-    if published is not None and digests != {published}:
-        msg = f"{reports[0].version} was published with digest {published}, now it has {digests}"
-        raise VerificationError(msg)
-
-
-def _differing(moved: Moved) -> str:
-    """The first receiver whose report is not what was sent; empty where that cannot be told."""
-    for rank, report in zip(moved.ranks, moved.reports, strict=False):
-        other = moved.digest is not None and report.weights_digest != moved.digest
-        if other or not report.counts.clean:
-            return receiver_name(rank)
-    return ""
-
-
-def _counted(reports: list[LoadReport]) -> TensorCounts:
-    """Tensors of all ranks together, by how their verification ended."""
-    return sum((report.counts for report in reports), TensorCounts())
-
-
-def _slowest(reports: list[LoadReport]) -> dict[str, float]:
-    """Phases inside the engine ranks, the slowest rank's."""
-    names = {name for report in reports for name in report.seconds}
-    return {name: max(r.seconds.get(name, 0.0) for r in reports) for name in sorted(names)}

@@ -72,6 +72,10 @@ class RunDirectory:
             key=lambda path: _sort_key(path.name),
         )
 
+    def complete_of(self, version: PolicyVersion) -> list[Path]:
+        """Published directories of one version, the newest last."""
+        return [path for path in self.complete() if _sort_key(path.name)[0] == version]
+
     def prune(self, keep_last: int) -> None:
         """Remove what nobody needs: all but the last complete directories, and leftovers.
 

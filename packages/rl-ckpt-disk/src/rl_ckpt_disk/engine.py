@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from rl_ckpt_disk.checkpoint_dir import RunDirectory
+from rl_ckpt_disk.kept import KeptVersion
 from rl_ckpt_disk.publication import Publication
 from rl_ckpt_disk.reading import Reading, Setting
+from rl_core.errors import LifecycleError
 from rl_core.transfer.group_engine import GroupEngine, check_role
-from rl_core.transfer.groups import SENDER
+from rl_core.transfer.groups import RECEIVER, SENDER
 from rl_core.transfer.mover import Mover
 from rl_core.transfer.watch import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rl_ckpt_disk.config import DiskConfig
     from rl_core.deadlines import Deadline
     from rl_core.interfaces import (
+        BucketLease,
         CheckedDirectory,
         Endpoint,
         TensorStream,
@@ -61,6 +66,19 @@ class DiskCheckpointEngine(GroupEngine):
         if self._role.role == SENDER and self._role.rank == 0:
             self._files.run.create()
         return super().prepare()
+
+    def read_again(self, manifest: Manifest, deadline: Deadline) -> Iterator[BucketLease]:
+        """Leases of a version that was published before, from the directory kept of it. Receivers.
+
+        As `receive_weights`, but nobody sends: it belongs to no sync, and leaves the engine as it
+        is.
+
+        Errors: TransferError if no directory is kept; what reading one raises.
+        """
+        if self._role.role != RECEIVER:
+            raise LifecycleError(f"read_again is for receivers, not for a {self._role.role}")
+        kept = KeptVersion(self._role, self._files.run, manifest, Watch(deadline))
+        return kept.leases(on_error=lambda _: None)
 
 
 class DirectoryCheckpointEngine(DiskCheckpointEngine):

@@ -178,6 +178,10 @@ class SglangEngine:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return trajectories.completion_of(request, output, committed)
 
+    def tokens_underway(self) -> int:
+        """Tokens of unfinished requests, which the scheduler tells of every 50 tokens."""
+        return sum(len(state.output_ids) for state in self._manager.rid_to_state.values())
+
     async def _while_alive(self, work: Any) -> Any:
         """The result of `work`, or RolloutError as soon as the engine has died."""
         task = asyncio.ensure_future(work)

@@ -154,11 +154,13 @@ class VllmEngine:
         # Without a tokenizer vLLM lets such a prompt through, and its core dies of it.
         size = self._llm.model_config.get_vocab_size()
         if not request.prompt_ids or not all(0 <= token < size for token in request.prompt_ids):
-            msg = (
-                f"request {request.request_id}: its prompt must be one or more token ids below "
-                f"{size}"
-            )
-            raise RolloutError(msg)
+            what = f"its prompt must be one or more token ids below {size}"
+            raise RolloutError(f"request {request.request_id}: {what}")
+
+    def tokens_underway(self) -> int:
+        """Tokens of unfinished requests, which the core tells of after every step."""
+        states = self._llm.output_processor.request_states.values()
+        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; the KV cache is dropped unless requests are kept.
@@ -198,8 +200,11 @@ class VllmEngine:
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of our worker extension on every rank; results in rank order."""
-        results: list[Any] = await self._ask(method, "collective_rpc", method, args=args)
-        return results
+        answers = await self._ask(method, "collective_rpc", "rl_answer", args=(method, args))
+        for rank, (good, value) in enumerate(answers):
+            if not good:
+                raise RolloutError(f"{method!r} failed on rank {rank}: {value}")
+        return [value for _, value in answers]
 
     async def update(self, requests: Sequence[bytes]) -> list[bytes]:
         """Run one weight update on every rank; an encoded `UpdateResult` of each."""

@@ -5,6 +5,7 @@ only, and gets everything else by message. Methods begin with `rl_`, since they 
 vLLM's worker class.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from rl_rollout_vllm.load_sessions import BracketedSession, PlainSession
 from rl_rollout_vllm.server_args import COLLECTIVE_SEGMENTS, QUEUE_SEGMENTS
 from rl_rollout_vllm.worker_memory import WorkerMemory
 
+logger = logging.getLogger(__name__)
+
 cpu_patches.install()
 
 
@@ -29,6 +32,18 @@ class RolloutWorkerExtension:
     model_runner: Any
     rank: int
     distributed_init_method: str
+
+    def rl_answer(self, method: str, args: Sequence[Any]) -> tuple[bool, Any]:
+        """Call one of the other methods; (True, its value), or (False, what it raised).
+
+        Raised here, vLLM (seen in 0.32) would not read what the ranks after this one answer, and
+        take that for their answers to the next call.
+        """
+        try:
+            return True, getattr(self, method)(*args)
+        except Exception as error:
+            logger.exception("%s failed on rank %d", method, self.rank)
+            return False, f"{type(error).__name__}: {error}"
 
     def rl_update(self, requests: Sequence[bytes]) -> bytes:
         """Load one version; an encoded `UpdateResult`.

@@ -28,6 +28,7 @@ from rl_core.interfaces.rollout import (
     RolloutBackend,
     SupportsLiveContent,
     SupportsLiveDigests,
+    SupportsProgress,
 )
 from rl_core.interfaces.training import (
     SupportsFileCheck,
@@ -43,6 +44,7 @@ from rl_core.interfaces.transfer import (
     Endpoint,
     Place,
     SupportsCheckpointPath,
+    SupportsKeptVersions,
     TransferReport,
     TransferRole,
 )
@@ -74,9 +76,11 @@ __all__ = [
     "RolloutMode",
     "SupportsCheckpointPath",
     "SupportsFileCheck",
+    "SupportsKeptVersions",
     "SupportsLiveContent",
     "SupportsLiveDigests",
     "SupportsPerturbation",
+    "SupportsProgress",
     "SupportsReference",
     "TensorStream",
     "TrainBackend",

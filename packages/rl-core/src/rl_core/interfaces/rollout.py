@@ -73,7 +73,7 @@ class LiveContent(msgspec.Struct, frozen=True):
 
 
 class PauseMode(StrEnum):
-    """What happens to requests in flight when a replica is paused.
+    """What happens to requests in flight when a replica is paused, or an update begins.
 
     `abort`: they end with what they have. `wait`: they finish first. `keep`: they go on afterwards,
     with their KV cache computed again, under another version if one was committed meanwhile.
@@ -93,7 +93,15 @@ class RolloutAdapter(ABC):
     One adapter for each (replica, tensor-parallel rank), in the process that feeds that rank.
     `update_weights` is called on all ranks of a replica at the same time; every other call
     concerns the whole replica and is made once, by the adapter of rank 0. It connects lazily.
+
+    Attributes:
+        on_update: what happens to requests in flight when an update begins, unless somebody has
+            paused the replica. With `wait` their end counts towards the update's deadline. Those
+            that are kept go on under the new version, from an empty KV cache, and say from which
+            token on; if the update fails, they end.
     """
+
+    on_update: PauseMode = PauseMode.ABORT
 
     @abstractmethod
     def release(self, tags: Sequence[str], timeout: float) -> dict[str, int]:
@@ -233,6 +241,18 @@ class LiveWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any]
     ranks: list[dict[str, str]]
     split: dict[str, int] = {}
+
+
+@runtime_checkable
+class SupportsProgress(Protocol):
+    """A rollout adapter whose replica tells how far it is with what it was asked for."""
+
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began, of all requests, also of those under way.
+
+        As far as the engine has told its server: it may do so only after some tens of tokens.
+        """
+        ...
 
 
 @runtime_checkable

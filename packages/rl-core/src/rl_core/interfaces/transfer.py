@@ -189,3 +189,15 @@ class SupportsCheckpointPath(Protocol):
     def get_checkpoint_path(self, manifest: Manifest, deadline: Deadline) -> CheckedDirectory:
         """The complete, checked directory of this version."""
         ...
+
+
+@runtime_checkable
+class SupportsKeptVersions(Protocol):
+    """A checkpoint engine whose receivers can read a version again that was published before."""
+
+    def read_again(self, manifest: Manifest, deadline: Deadline) -> Iterator[BucketLease]:
+        """Leases as those of `receive_weights`, without a sender and outside of any sync.
+
+        TransferError if nothing is kept of the manifest's version.
+        """
+        ...

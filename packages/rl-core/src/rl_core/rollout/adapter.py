@@ -49,6 +49,7 @@ class StreamingAdapter(RolloutAdapter):
         self._server = server
         self._tp_rank = tp_rank
         self._pool = BufferPool(config.bucket_megabytes)
+        self.on_update = PauseMode(config.on_update)
 
     # -- weights
 
@@ -74,10 +75,9 @@ class StreamingAdapter(RolloutAdapter):
         self, path: Path, manifest: Manifest, deadline: Deadline
     ) -> LoadReport:
         """As `update_weights`, from a Hugging Face directory. Rank 0 calls it for the replica."""
-        seconds = deadline.remaining() * FAR_SIDE_SHARE
-        report: LoadReport = self._call(
-            "receive_directory", str(path), manifest, seconds, timeout=deadline.remaining()
-        )
+        left = deadline.remaining()
+        arguments = str(path), manifest, left * FAR_SIDE_SHARE, self.on_update
+        report: LoadReport = self._call("receive_directory", *arguments, timeout=left)
         return report
 
     def commit(self, version: PolicyVersion, timeout: float) -> None:
@@ -121,6 +121,11 @@ class StreamingAdapter(RolloutAdapter):
         completions: list[Completion] = self._call("generate", list(requests), timeout=timeout)
         return completions
 
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began, of all requests, also of those under way."""
+        count: int = self._call("tokens_made", timeout=timeout)
+        return count
+
     def clear_kv_cache(self, timeout: float) -> None:
         """Drop cached prefixes; RolloutError unless the engine confirms it."""
         self._call("clear_kv_cache", timeout=timeout)
@@ -139,7 +144,7 @@ class StreamingAdapter(RolloutAdapter):
         key = new_key()
         with Listener() as listener:
             seconds = deadline.remaining() * FAR_SIDE_SHARE
-            offer = Offer(self._tp_rank, listener.address, key, manifest, seconds)
+            offer = Offer(self._tp_rank, listener.address, key, manifest, seconds, self.on_update)
             pending = self._server.submit("receive_update", offer)
             with self._accepted(listener, key, pending, deadline) as channel:
                 sender = BucketSender(channel, manifest, self._pool, deadline)

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rl_core.errors import ConfigError, IncompatibleVersionError
+from rl_core.interfaces import PauseMode
 from rl_core.metadata import DTYPE_BYTES, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_CPU_KV_GB = 0.25
+ON_UPDATE = (PauseMode.ABORT.value, PauseMode.WAIT.value, PauseMode.KEEP.value)
+"""Of the pause modes, those that leave no KV of an older version in use."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class EngineConfig:
     check_finite: bool = True
     """Refuse a version that contains NaN or infinity."""
 
+    on_update: Literal["abort", "wait", "keep"] = "abort"
+    """What happens to requests in flight when an update begins: they end with what they have, are
+    waited for, or go on afterwards under the new version, from an empty KV cache."""
+
     log_dir: str | None = None
     """Directory for the engine's own output, one file per process; None leaves it on stderr."""
 
@@ -102,6 +109,11 @@ class EngineConfig:
         if self.dtype not in DTYPES:
             hint = nearest(self.dtype, DTYPES if self.dtype not in DTYPE_BYTES else ["bfloat16"])
             msg = f"rollout.dtype={self.dtype!r} is not one of {', '.join(DTYPES)}; try {hint!r}"
+            raise ConfigError(msg)
+
+        if self.on_update not in ON_UPDATE:
+            known = ", ".join(ON_UPDATE)
+            msg = f"rollout.on_update={self.on_update!r} is not one of {known}"
             raise ConfigError(msg)
 
     def _check_ranges(self) -> None:

@@ -41,6 +41,10 @@ class Engine(Protocol):
         """Complete one request, admitted while `committed` was served; RolloutError."""
         ...
 
+    def tokens_underway(self) -> int:
+        """Tokens that the engine has told of for requests that are not finished."""
+        ...
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
         ...

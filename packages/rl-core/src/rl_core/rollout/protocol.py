@@ -12,7 +12,7 @@ import msgspec
 from rl_core import errors
 from rl_core.buckets import Slot
 from rl_core.errors import DigestMismatchError, MiniRLError, WeightSyncError
-from rl_core.interfaces import LoadReport
+from rl_core.interfaces import LoadReport, PauseMode
 from rl_core.metadata import Manifest, TensorMeta, Trailer
 from rl_core.tensor_counts import TensorCounts
 
@@ -33,6 +33,7 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key: shared secret of this one stream.
         manifest: the version.
         seconds: how long the whole update may take, from now.
+        on_update: what happens to requests in flight; the first rank's counts.
     """
 
     tp_rank: int
@@ -40,6 +41,7 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     manifest: Manifest
     seconds: float
+    on_update: PauseMode = PauseMode.ABORT
 
 
 # --------------------------------------------------------------------------- server -> worker

@@ -73,6 +73,7 @@ class RolloutServer(ABC):
         self._gate = ServingGate(f"{self.engine_name} replica {placement.replica_rank}")
         self._scratch = ""
         self._running = False
+        self._tokens_answered = 0
 
     # -- what a backend says
 
@@ -155,7 +156,7 @@ class RolloutServer(ABC):
         self._check_running()
         with self._gate.admit() as state:
             outputs = await asyncio.gather(
-                *(self._engine.generate(request, state.committed) for request in requests),
+                *(self._complete(request, state.committed) for request in requests),
                 return_exceptions=True,
             )
         for output in outputs:
@@ -163,6 +164,18 @@ class RolloutServer(ABC):
                 self._fence_if_dead()
                 raise output
         return [output for output in outputs if isinstance(output, Completion)]
+
+    async def _complete(
+        self, request: GenerateRequest, committed: PolicyVersion | None
+    ) -> Completion:
+        completion = await self._engine.generate(request, committed)
+        self._tokens_answered += len(completion.token_ids)
+        return completion
+
+    async def tokens_made(self) -> int:
+        """Tokens since the start, of all requests, also of those under way."""
+        self._check_running()
+        return self._tokens_answered + self._engine.tokens_underway()
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
@@ -186,10 +199,12 @@ class RolloutServer(ABC):
         self._check_running()
         return await self._updates.receive(offer)
 
-    async def receive_directory(self, path: str, manifest: Manifest, seconds: float) -> LoadReport:
+    async def receive_directory(
+        self, path: str, manifest: Manifest, seconds: float, on_update: PauseMode = PauseMode.ABORT
+    ) -> LoadReport:
         """Load a directory into all ranks; see `WeightUpdates.receive_directory`."""
         self._check_running()
-        return await self._updates.receive_directory(path, manifest, seconds)
+        return await self._updates.receive_directory(path, manifest, seconds, PauseMode(on_update))
 
     async def commit(self, version: PolicyVersion) -> None:
         """Serve `version`; see `WeightUpdates.commit`."""

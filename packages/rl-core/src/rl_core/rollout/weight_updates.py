@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rl_core.deadlines import Deadline
 from rl_core.errors import LifecycleError, MiniRLError, RolloutError, TransferError
 from rl_core.gate import ServingGate
-from rl_core.interfaces import LoadReport
+from rl_core.interfaces import LoadReport, PauseMode
 from rl_core.logs import kv
 from rl_core.metadata import Manifest
 from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
@@ -63,23 +64,25 @@ class WeightUpdates:
         try:
             return await update.join(offer)
         except MiniRLError as error:
-            self._fail(attempt, error)
+            await self._fail(attempt, error)
             raise
         finally:
             if self._update is update:
                 self._update = None
 
-    async def receive_directory(self, path: str, manifest: Manifest, seconds: float) -> LoadReport:
+    async def receive_directory(
+        self, path: str, manifest: Manifest, seconds: float, on_update: PauseMode
+    ) -> LoadReport:
         """Load a Hugging Face directory into all ranks. Errors as in `receive`."""
         if self._update is not None:
             raise LifecycleError(f"version {self._update.version} is being loaded")
         self._gate.apply(Begin(manifest.version))
         attempt = self._gate.state.attempt
         try:
-            source = FromDirectory(path)
-            reports = await self._load([source] * len(self._engine.workers), manifest, seconds)
+            sources = [FromDirectory(path)] * len(self._engine.workers)
+            reports = await self._load(sources, manifest, seconds, on_update)
         except MiniRLError as error:
-            self._fail(attempt, error)
+            await self._fail(attempt, error)
             raise
         return reports[0]
 
@@ -101,7 +104,7 @@ class WeightUpdates:
             await self._engine.zero_kv_cache()
             await self._engine.set_version(str(version))
         except RolloutError as error:
-            self._fail(attempt, error)
+            await self._fail(attempt, error)
             raise
         self._gate.apply(Commit(version, attempt))
         await self._pauses.end_update()
@@ -109,17 +112,19 @@ class WeightUpdates:
     async def _load_offers(self, offers: Sequence[Offer]) -> list[LoadReport]:
         sources = [FromSocket(offer.address, offer.key) for offer in offers]
         seconds = min(offer.seconds for offer in offers)
-        return await self._load(sources, offers[0].manifest, seconds)
+        return await self._load(sources, offers[0].manifest, seconds, offers[0].on_update)
 
     async def _load(
-        self, sources: Sequence[Source], manifest: Manifest, seconds: float
+        self, sources: Sequence[Source], manifest: Manifest, seconds: float, on_update: PauseMode
     ) -> list[LoadReport]:
         attempt = self._gate.state.attempt
         if WEIGHTS in self._memory.released:
             raise LifecycleError("the weights are released; resume them before an update")
-        await self._pauses.begin_update()
+        deadline = Deadline.after(seconds)
+        await self._pauses.begin_update(on_update, seconds)
         path, finite = self._engine.load_path, self._check_finite
-        requests = [UpdateRequest(item, manifest, seconds, path, finite) for item in sources]
+        left = deadline.remaining()
+        requests = [UpdateRequest(item, manifest, left, path, finite) for item in sources]
         reports = await self._call_workers(requests)
         self._gate.apply(Received(manifest.version, attempt))
         logger.info("weights loaded: %s", _rendered(reports, path))
@@ -141,10 +146,11 @@ class WeightUpdates:
                 reports.append(result.report)
         return reports
 
-    def _fail(self, attempt: int, error: MiniRLError) -> None:
-        """Fence the replica, unless another update has begun since."""
+    async def _fail(self, attempt: int, error: MiniRLError) -> None:
+        """Fence the replica, unless another update has begun since; nobody is kept waiting."""
         if self._gate.state.attempt == attempt:
             self._gate.apply(Failed(f"{type(error).__name__}: {error}"))
+            await self._pauses.end_kept()
 
 
 def _rendered(reports: Sequence[LoadReport], path: str) -> str:

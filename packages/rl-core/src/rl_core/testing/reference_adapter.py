@@ -32,6 +32,7 @@ class ReferenceAdapter(RolloutAdapter):
         self._server = server
         self._tp_rank = tp_rank
         self._config = config
+        self.on_update = config.on_update
 
     def release(self, tags: Sequence[str], timeout: float) -> dict[str, int]:
         """Free memory of the replica."""
@@ -47,9 +48,11 @@ class ReferenceAdapter(RolloutAdapter):
     ) -> LoadReport:
         """Load one version into this rank."""
         left = deadline.remaining()
+        wanted = self._tp_rank, manifest, self.on_update, left
         # A refusal comes before anything is touched: the replica goes on as it was.
         with self._fencing(unless=(StaleVersionError, LifecycleError)):
-            attempt = self._call("begin_update", self._tp_rank, manifest, timeout=left)
+            answer_s = left + self._config.call_timeout_s
+            attempt = self._call("begin_update", *wanted, timeout=answer_s)
         with self._fencing():
             return self._stream(leases, manifest, attempt, deadline)
 
@@ -57,9 +60,9 @@ class ReferenceAdapter(RolloutAdapter):
         self, path: Path, manifest: Manifest, deadline: Deadline
     ) -> LoadReport:
         """Load one version into all ranks from a directory."""
-        started = time.monotonic()
+        started, left = time.monotonic(), deadline.remaining()
         with self._fencing(unless=(StaleVersionError, LifecycleError)):
-            self._call("load_directory", path, manifest, timeout=deadline.remaining())
+            self._call("load_directory", path, manifest, self.on_update, left, timeout=left)
         seconds = {"load": time.monotonic() - started}
         return LoadReport(manifest.version, len(manifest.tensors), manifest.nbytes, seconds)
 
@@ -70,6 +73,11 @@ class ReferenceAdapter(RolloutAdapter):
     def fence(self, reason: str, timeout: float) -> None:
         """Refuse requests, with `reason`."""
         self._call("fence", reason, timeout=timeout)
+
+    def tokens_made(self, timeout: float) -> int:
+        """Tokens since the server began."""
+        count: int = self._call("tokens_made", timeout=timeout)
+        return count
 
     def clear_kv_cache(self, timeout: float) -> None:
         """Drop cached prefixes."""

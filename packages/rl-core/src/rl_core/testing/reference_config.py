@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rl_core.errors import ConfigError
+from rl_core.interfaces import PauseMode
 from rl_core.testing.reference_weights import ReferenceModelConfig
 
 
@@ -16,6 +17,8 @@ class ReferenceConfig:
     """Sequences that have KV memory at the same time."""
     server: str = "rl_core.testing.reference_server:ReferenceServer"
     """`module:Class` of the server, so that a test can break it."""
+    on_update: PauseMode = PauseMode.ABORT
+    """What happens to requests in flight when an update begins."""
     call_timeout_s: float = 30.0
     """Seconds given to calls without a deadline of their own, such as the fence after an error."""
 

@@ -23,6 +23,7 @@ class ReferenceEngine:
         self.ranks = ranks
         self.kv = kv
         self.version: PolicyVersion | None = None
+        self.tokens_made = 0
         self._queue: list[QueuedRequest] = []
         self._paused: PauseMode | None = None
         self._draining: list[QueuedRequest] = []
@@ -81,6 +82,18 @@ class ReferenceEngine:
         self.kv.flush([item.row for item in self._queue if in_place and item.row is not None])
         self.version = version
         await self._wake()
+
+    async def quieten(self, mode: PauseMode, limit_s: float) -> None:
+        """`close` for an update; unless paused, requests in flight end or stay as `mode` says."""
+        if self.paused or mode is PauseMode.ABORT:
+            self.close()
+            return
+        if mode is PauseMode.WAIT:
+            try:
+                await self.pause(mode, limit_s)
+            finally:
+                self._paused = None
+        self.version = None
 
     def close(self) -> None:
         """Schedule nothing until a version is set; unless paused, end what is in flight."""
@@ -144,6 +157,7 @@ class ReferenceEngine:
         token, log_prob = sample(scores, sampling, queued.generator)
         queued.versions.append(self.label(queued))
         queued.tokens.append(token)
+        self.tokens_made += 1
         queued.log_probs.append(log_prob)
         if token == EOS and not sampling.ignore_eos:
             self._end(queued, "stop")

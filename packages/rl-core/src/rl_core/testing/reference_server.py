@@ -52,6 +52,7 @@ class ReferenceServer:
         self._kv = self.kv_rows(config.model, config.kv_rows, MAX_TOKENS)
         self._engine = self.engine(self._ranks, self._kv)
         self._update: Update | None = None
+        self._quiet: asyncio.Task[None]
         self._health = Health(self._gate.refusal)
         self._task: asyncio.Task[None] | None = None
 
@@ -76,6 +77,10 @@ class ReferenceServer:
                 raise ReplicaFencedError(f"{self._name}: its KV cache is released; resume it")
             return await self._engine.generate(requests)
 
+    def tokens_made(self) -> int:
+        """Tokens since the start, of all requests, also of those under way."""
+        return self._engine.tokens_made
+
     async def pause(self, mode: PauseMode, limit_s: float) -> None:
         """Stop scheduling; new requests queue."""
         await self._engine.pause(mode, limit_s)
@@ -95,19 +100,29 @@ class ReferenceServer:
 
     # -- weights
 
-    def begin_update(self, rank: int, manifest: Manifest) -> int:
+    async def begin_update(
+        self,
+        rank: int,
+        manifest: Manifest,
+        on_update: PauseMode = PauseMode.ABORT,
+        limit_s: float = 0.0,
+    ) -> int:
         """Let one rank take part in an update; its number, which later messages carry.
 
+        Requests in flight end or stay as the first rank's `on_update` says, within `limit_s`.
         A stale version or a second sender is refused before anything is touched.
         """
         if self._update is None:
             self._gate.apply(Begin(manifest.version))
             self._update = self.update(manifest, self._gate.state.attempt, self._ranks)
-            self._engine.close()
-        self._update.admit(rank, manifest)
+            quieten = self._engine.quieten(on_update, limit_s)
+            self._quiet = asyncio.get_running_loop().create_task(quieten)
+        update = self._update
+        update.admit(rank, manifest)
         with self._fencing():
-            self._update.join(rank, manifest)
-        return self._update.attempt
+            await asyncio.shield(self._quiet)
+            update.join(rank, manifest)
+        return update.attempt
 
     def load(self, rank: int, attempt: int, parts: Sequence[tuple[TensorMeta, bytes]]) -> None:
         """Load whole tensors into one rank; they are in place when this returns."""
@@ -125,10 +140,16 @@ class ReferenceServer:
             self._close(update, rank)
             await update.wait(rank, limit_s)
 
-    def load_directory(self, path: Path, manifest: Manifest) -> None:
+    async def load_directory(
+        self,
+        path: Path,
+        manifest: Manifest,
+        on_update: PauseMode = PauseMode.ABORT,
+        limit_s: float = 0.0,
+    ) -> None:
         """Load a weights directory into all ranks: the replica is then LOADED."""
         for model in self._ranks:
-            attempt = self.begin_update(model.tp_rank, manifest)
+            attempt = await self.begin_update(model.tp_rank, manifest, on_update, limit_s)
         update = self._current()
         with self._fencing():
             for name, tensor in load_weights(path).items():

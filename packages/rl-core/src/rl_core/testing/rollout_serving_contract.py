@@ -168,6 +168,22 @@ class ServingContract(Contract, contract=True):
                 return
         pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
 
+    @pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
+    def test_requests_in_flight_follow_on_update(self, case: RolloutCase, mode: PauseMode) -> None:
+        """Without anybody pausing: an update lets them finish, or go on as the new version."""
+        self.need(_MODES[mode])
+        spans = 2 if mode is PauseMode.KEEP else 1
+        for delay_s in DELAYS_S:
+            version, completions = self._updated_meanwhile(case, mode, delay_s)
+            assert {item.finish_reason for item in completions} <= {"length"}
+            caught = [item for item in completions if _began_under(item, version)]
+            for item in caught:
+                assert len(item.version_spans) <= spans
+                _assert_prefix(item, case.base_a)
+            if any(len(item.version_spans) == spans for item in caught):
+                return
+        pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
+
     def test_no_answer_mixes_versions(self, case: RolloutCase) -> None:
         """Requests running into updates are refused, aborted, or answered by one version."""
         weights = [(case.given.weights_a, case.base_a), (case.given.weights_b, case.base_b)]
@@ -199,17 +215,40 @@ class ServingContract(Contract, contract=True):
         self, case: RolloutCase, mode: PauseMode, delay_s: float
     ) -> tuple[PolicyVersion, list[Completion]]:
         """Long requests under A, paused after `delay_s`, an update to B, on again."""
-        version = case.sync(case.given.weights_a)
-        sampling = SamplingParams(0.0, max_tokens=case.given.long_tokens, ignore_eos=True)
-        running: Future[list[Completion]] = case.in_background(
-            case.first.generate, case.requests(sampling), case.given.timeout_s
-        )
+        version, running = self._long_requests(case)
         time.sleep(delay_s)
         case.first.pause(mode, case.given.timeout_s)
         try:
             case.sync(case.given.weights_b)
         finally:
             case.first.continue_(case.given.timeout_s)
+        return version, self._answers(case, running)
+
+    def _updated_meanwhile(
+        self, case: RolloutCase, mode: PauseMode, delay_s: float
+    ) -> tuple[PolicyVersion, list[Completion]]:
+        """Long requests under A, an update to B after `delay_s` that says what becomes of them."""
+        version, running = self._long_requests(case)
+        time.sleep(delay_s)
+        usual = case.first.on_update
+        for adapter in case.given.adapters:
+            adapter.on_update = mode
+        try:
+            case.sync(case.given.weights_b)
+        finally:
+            for adapter in case.given.adapters:
+                adapter.on_update = usual
+        return version, self._answers(case, running)
+
+    def _long_requests(self, case: RolloutCase) -> "tuple[PolicyVersion, Future[list[Completion]]]":
+        version = case.sync(case.given.weights_a)
+        sampling = SamplingParams(0.0, max_tokens=case.given.long_tokens, ignore_eos=True)
+        return version, case.in_background(
+            case.first.generate, case.requests(sampling), case.given.timeout_s
+        )
+
+    def _answers(self, case: RolloutCase, running: "Future[list[Completion]]") -> list[Completion]:
+        """What became of requests into which an update to B came."""
         try:
             completions = running.result(case.given.timeout_s)
         except RolloutError:
@@ -217,7 +256,7 @@ class ServingContract(Contract, contract=True):
         for completion in completions:
             check_completion(completion)
         case.assert_same(case.fingerprint(), case.base_b)
-        return version, completions
+        return completions
 
     def _assert_recomputed(self, case: RolloutCase, kept: Completion) -> None:
         """After the switch the tokens are those of B alone, given what was there before."""
