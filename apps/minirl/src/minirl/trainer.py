@@ -114,10 +114,7 @@ class Trainer:
             self._release(step)
         with self._phase(timer, step, "old_log_prob"):
             old = self._compute_log_probs(batch)
-            batch, weights = corrected(
-                batch, trained, old, self._config.algorithm.rollout_correction
-            )
-            batch, critic = with_critic(batch, trained, old, self._config.algorithm)
+            batch, estimates = self._with_estimates(batch, trained, old)
         with self._phase(timer, step, "ref"):
             batch = self._with_reference(batch)
         with self._phase(timer, step, "update_actor"):
@@ -125,8 +122,7 @@ class Trainer:
         return {
             **step_metrics(samples, trained, old, update),
             **collection_metrics(samples, self._config),
-            **weights,
-            **critic,
+            **estimates,
         }
 
     # ------------------------------------------------------------------ phases
@@ -147,9 +143,21 @@ class Trainer:
             samples += fresh
             if dynamic.enable and keep_informative(samples, wanted) == wanted:
                 break
+        self._shape_rewards(samples)
+        return samples
+
+    def _shape_rewards(self, samples: Sequence[Sample]) -> None:
         longest = self._config.rollout.max_completion_length
         shape_rewards(samples, longest, self._config.reward.overlong_buffer)
-        return samples
+
+    def _with_estimates(
+        self, batch: Sequence[TrainSample], samples: Sequence[Sample], old: Sequence[LogProbs]
+    ) -> tuple[list[TrainSample], dict[str, float]]:
+        """The batch with what follows from the policy before the update, and its metrics."""
+        algorithm = self._config.algorithm
+        weighed, weights = corrected(batch, samples, old, algorithm.rollout_correction)
+        valued, critic = with_critic(weighed, samples, old, algorithm)
+        return valued, {**weights, **critic}
 
     def _generate(self, label: str, first_group: int) -> list[Sample]:
         prompts = self._data.loader.next_batch()

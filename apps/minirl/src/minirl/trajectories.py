@@ -51,9 +51,9 @@ class Trajectory(msgspec.Struct):
     raw_reward: float | None
     reward: float | None
     advantage: float | None
-    advantages: list[float] | None
     weights_digest: str | None
     rewards: dict[str, float | None] = {}
+    advantages: list[float] | None = None
 
 
 def to_trajectory(
