@@ -497,6 +497,13 @@ class ServesEmptyWeights(ReferenceServer):
             model.post_process()
 
 
+class OnlySaysThatItFrees(ReferenceServer):
+    """Counts bytes, and keeps them."""
+
+    def release(self, tags):
+        return super().release([]) | dict.fromkeys(tags, 64 << 20)
+
+
 class ReleaseNotNoticed(ReferenceServer):
     """What was loaded still counts as loaded when its memory was given away."""
 

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from rl_core.deadlines import Deadline
 from rl_core.interfaces import Placement
+from rl_core.testing.process_holdings import private_bytes
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_config import ReferenceConfig
@@ -66,6 +68,8 @@ def _reference(tp_size=1, tied=True, launcher=None, server=None, adapter=Referen
             long_tokens=300,
             stall_s=0.2,
             timeout_s=20.0,
+            resident=lambda: private_bytes([os.getpid()]),
+            filling=[[5, 6, 7]],
         )
 
 

@@ -95,6 +95,7 @@ VARIANTS = [
     bites("test_no_answer_mixes_versions", broken.RunsIntoUpdates),
     bites("test_released_resumed_updated_replica_serves", broken.ResumedWithoutDerived),
     bites("test_memory_is_freed", broken.FreesNothing, tag="kv_cache"),
+    bites("test_released_kv_memory_leaves_the_process", broken.OnlySaysThatItFrees),
     bites(
         "test_nothing_is_served_from_released_memory", broken.ReleasedButAnswering, tag="weights"
     ),

@@ -13,6 +13,7 @@ from rl_core.errors import ReplicaFencedError
 from rl_core.interfaces import Placement
 from rl_core.plugins import load_object
 from rl_core.testing.launcher import ProcessLauncher
+from rl_core.testing.process_holdings import private_bytes
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.rollout_contract import ColdStart, RolloutUnderTest
@@ -242,6 +243,8 @@ def under_test(engines, weight_sets, save):
             long_tokens=600,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
+            resident=lambda: private_bytes(peer["pid"] for peer in started.state()["workers"]),
+            filling=[[(5 + n) % 80] * 1000 for n in range(60)],  # of 65536 tokens
         )
 
     return make

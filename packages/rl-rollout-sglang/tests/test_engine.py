@@ -73,27 +73,6 @@ def test_the_first_partial_set_names_what_never_came(engines, weight_sets):
     started.sync(weight_sets["dense"][0])
 
 
-def test_memory_is_really_given_back(dense, weight_sets):
-    """The scheduler's resident memory falls by what is reported, and comes back."""
-    process = psutil.Process(dense.state()["workers"][0]["pid"])
-    ask_everything(dense)
-    before = process.memory_info().rss
-    freed = dense.adapters[0].release(["kv_cache", "weights"], 30)
-    assert freed["kv_cache"] > 60 << 20
-    assert freed["weights"] > 300_000
-    assert before - process.memory_info().rss > 20 << 20  # pages that were touched
-    dense.adapters[0].resume(["weights", "kv_cache"], 30)
-    dense.sync(weight_sets["dense"][0])
-
-
-def ask_everything(started):
-    """Touch most of the KV cache."""
-    sampling = SamplingParams(0.0, max_tokens=1, ignore_eos=True)
-    prompts = [[(5 + n) % 80] * 1000 for n in range(60)]
-    requests = [GenerateRequest(f"touch-{n}", prompt, sampling) for n, prompt in enumerate(prompts)]
-    started.adapters[0].generate(requests, 60)
-
-
 def underway(started):
     """A long request, of which some tokens are there; that is told before it ends."""
     sampling = SamplingParams(0.0, max_tokens=900, ignore_eos=True)

@@ -13,6 +13,7 @@ from rl_core.plugins import load_object
 from rl_core.rollout.expected_digests import expected_digests
 from rl_core.rollout.live_check import check_live
 from rl_core.testing.launcher import ProcessLauncher
+from rl_core.testing.process_holdings import private_bytes
 from rl_core.testing.property_tests import no_time_limits
 from rl_core.testing.rollout_contract import RolloutUnderTest
 from rl_core.testing.started_replica import CALL_S, StartedReplica, StartedReplicas
@@ -215,6 +216,8 @@ def under_test(engines, weight_sets, save):
             long_tokens=900,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
+            resident=lambda: private_bytes(peer["pid"] for peer in started.state()["workers"]),
+            filling=[[(5 + n) % 80] * 1000 for n in range(60)],  # of 65536 tokens
         )
 
     return make

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rl_core.testing.checkpoint_orders import Held
@@ -38,8 +38,13 @@ def held() -> Held:
     )
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def private_bytes(pids: Iterable[int]) -> int:
+    """Resident anonymous memory of processes: what they have allocated and touched."""
+    return sum(_status("RssAnon", pid) for pid in pids)
+
+
+def _status(key: str, pid: int | str = "self") -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * _KIB
     return 0

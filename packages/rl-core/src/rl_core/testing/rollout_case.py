@@ -91,6 +91,9 @@ class RolloutUnderTest:
         tolerance: largest difference between log-probabilities that counts as equal.
         timeout_s: upper bound of any one call, in seconds.
         stall_s: deadline of an update that is made to stall, in seconds.
+        resident: bytes of memory that the engine ranks' processes have allocated and touched, as
+            the operating system counts them (`process_holdings.private_bytes`).
+        filling: prompts that together write into most of the KV memory.
     """
 
     adapters: Sequence[RolloutAdapter]
@@ -108,6 +111,8 @@ class RolloutUnderTest:
     tolerance: float = 1e-4
     timeout_s: float = 60.0
     stall_s: float = 1.0
+    resident: Callable[[], int] | None = None
+    filling: Sequence[Sequence[int]] = ()
     steps: Iterator[int] = field(default_factory=lambda: itertools.count(0))
 
 

@@ -5,6 +5,7 @@ import pytest
 from rl_core.errors import LifecycleError, RolloutError
 from rl_core.testing.contract import Contract
 from rl_core.testing.rollout_case import GREEDY, RolloutCapability, RolloutCase
+from rl_core.trajectory import SamplingParams
 
 
 class MemoryContract(Contract, contract=True):
@@ -34,6 +35,24 @@ class MemoryContract(Contract, contract=True):
         assert case.first.release([tag], case.given.timeout_s)[tag] > 0
         assert case.first.release([tag], case.given.timeout_s)[tag] == 0
         case.first.resume([tag], case.given.timeout_s)
+        case.assert_repaired_by_sync()
+
+    def test_released_kv_memory_leaves_the_process(self, case: RolloutCase) -> None:
+        """What the engine says it freed is gone from its processes, and does not come back unused.
+
+        Whatever the engine itself counts, the operating system is asked.
+        """
+        self.need(RolloutCapability.FREES_KV_CACHE)
+        resident = case.given.resident
+        assert resident is not None, "give `resident`"
+        case.sync(case.given.weights_a)
+        case.generate(case.requests(ONE_TOKEN, case.given.filling))
+        filled = resident()
+        freed = case.first.release(["kv_cache"], case.given.timeout_s)["kv_cache"]
+        assert freed >= SEEN_BYTES, "too little to be seen from outside; give the engine more"
+        assert filled - resident() > freed / 2, f"of {freed} freed bytes most are still resident"
+        case.first.resume(["kv_cache"], case.given.timeout_s)
+        assert filled - resident() > freed / 2, "resumed memory is resident before it is used"
         case.assert_repaired_by_sync()
 
     @pytest.mark.parametrize("tag", ["kv_cache", "weights"])
@@ -89,6 +108,10 @@ class MemoryContract(Contract, contract=True):
             case.first.release(["kv_cach"], case.given.timeout_s)
         case.assert_repaired_by_sync()
 
+
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+SEEN_BYTES = 32 << 20
+"""From this size on, an allocation comes from the operating system and goes back to it."""
 
 _FREES = {
     "kv_cache": RolloutCapability.FREES_KV_CACHE,
