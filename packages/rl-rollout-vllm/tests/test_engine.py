@@ -72,12 +72,26 @@ def test_without_its_patch_the_update_is_silently_wrong(
     assert answers(ask, started) == right
 
 
-def test_live_linear_weights_are_what_is_served(dense, ask):
-    """Overwriting the parameters changes the answers: nothing is served from a hidden copy."""
+LINEAR = [
+    "lm_head.weight",
+    *(
+        f"model.layers.{layer}.{part}.weight"
+        for layer in (0, 1)
+        for part in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    ),
+]
+"""Every weight of the dense model that is multiplied with; all others are looked up or scale."""
+
+
+def test_live_linear_weights_are_what_is_served(dense, weight_sets, ask):
+    """Overwriting any one of them changes the answers: none is served from a hidden copy."""
     before = answers(ask, dense)
-    dense.worker("rl_poison")
-    dense.adapters[0].clear_kv_cache(30)
-    assert answers(ask, dense) != before
+    for name in LINEAR:
+        dense.worker("rl_poison", [name])
+        dense.adapters[0].clear_kv_cache(30)
+        assert answers(ask, dense) != before, f"{name} is served from a copy"
+        dense.sync(weight_sets["dense"][0])
+    assert answers(ask, dense) == before
 
 
 def test_packed_weights_cannot_be_released(engines, weight_sets, ask):

@@ -109,9 +109,11 @@ class RolloutWorkerExtension:
         if rank == self.rank:
             live_digests.flip(self.model_runner.model, name, position)
 
-    def rl_poison(self) -> None:
-        """Overwrite every parameter with NaN (tests only)."""
-        for parameter in self.model_runner.model.parameters():
+    def rl_poison(self, names: Sequence[str] | None = None) -> None:
+        """Overwrite parameters with NaN: all, or those of these names (tests only)."""
+        model = self.model_runner.model
+        chosen = model.parameters() if names is None else map(model.get_parameter, names)
+        for parameter in chosen:
             parameter.data.fill_(float("nan"))
 
     def _rl_session(self, load_path: str) -> Session:
