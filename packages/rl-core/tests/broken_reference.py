@@ -6,6 +6,7 @@ Each class is one kind of failure; `test_contract_bites.py` says which test must
 import asyncio
 
 import torch
+from msgspec.structs import replace
 
 from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError, RolloutError
@@ -495,6 +496,26 @@ class ServesEmptyWeights(ReferenceServer):
             for tensor in model.parameters.values():
                 tensor.nan_to_num_(0.1)
             model.post_process()
+
+
+class OneSampleOnly(ReferenceServer):
+    """Answers every request once, whatever `n` says."""
+
+    async def generate(self, requests):
+        with self._gate.admit():
+            return await self._engine.generate(requests)
+
+
+class SameSampleAgain(ReferenceServer):
+    """All samples of a request have its seed."""
+
+    async def generate(self, requests):
+        samples = [
+            replace(sample, sampling=replace(sample.sampling, seed=request.sampling.seed))
+            for request in requests
+            for sample in request.samples()
+        ]
+        return await super().generate(samples)
 
 
 class OnlySaysThatItFrees(ReferenceServer):

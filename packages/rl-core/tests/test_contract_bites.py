@@ -82,6 +82,8 @@ VARIANTS = [
     bites("test_versions_are_stamped", broken.VersionNeverChanges),
     bites("test_finish_reasons", broken.EndTokenDropped),
     bites("test_seeds_reproduce", broken.SeedIgnored),
+    bites("test_one_request_gives_several_samples", broken.OneSampleOnly),
+    bites("test_one_request_gives_several_samples", broken.SameSampleAgain),
     bites("test_log_probs_are_of_the_sampled_distribution", broken.TemperatureIgnored),
     bites("test_pause_queues_new_requests", broken.PauseIgnored),
     bites("test_pause_abort_returns_what_there_is", broken.AbortedAsLength),

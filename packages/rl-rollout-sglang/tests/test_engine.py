@@ -260,6 +260,16 @@ def test_http_answers_as_the_handle_does(dense, prompts, ask):
     assert answer["choices"][0]["text"].split() == [f"t{token}" for token in expected]
 
 
+def test_http_gives_several_samples(dense, prompts):
+    """Native and OpenAI-compatible."""
+    sampling = {"max_new_tokens": 12, "temperature": 1, "ignore_eos": True, "n": 3}
+    native = post(dense, {"input_ids": prompts[0], "sampling_params": sampling}, "/generate")
+    assert len({tuple(item["output_ids"]) for item in native}) == 3
+    body = {"model": "m", "prompt": prompts[0], "max_tokens": 12, "temperature": 1, "n": 3}
+    choices = post(dense, {**body, "ignore_eos": True})["choices"]
+    assert len({choice["text"] for choice in choices}) == 3
+
+
 def test_http_tells_what_the_engine_holds_and_how_it_runs(engines, weight_sets):
     """Whatever the gate says; but for released weights, of which there is nothing to tell."""
     started = engines("tied")

@@ -251,6 +251,16 @@ def test_http_answers_as_the_handle_does(dense, prompts, ask):
     assert answer["choices"][0]["token_ids"] == answers(ask, dense)[0]
 
 
+def test_http_gives_several_samples(dense, prompts, ask):
+    """The same that the handle gives for the same seed."""
+    body = {"prompt": prompts[0], "max_tokens": 12, "temperature": 1, "ignore_eos": True}
+    answer = post(dense, {**body, "n": 3, "seed": 5, "return_token_ids": True})
+    sampling = SamplingParams(max_tokens=12, seed=5, ignore_eos=True, n=3)
+    expected = [item.token_ids for item in ask(dense, sampling, prompts[:1])]
+    assert len({tuple(tokens) for tokens in expected}) == 3
+    assert [choice["token_ids"] for choice in answer["choices"]] == expected
+
+
 @pytest.mark.parametrize("kind", ["dense", "tied"])
 def test_http_tells_what_the_engine_holds_and_how_it_runs(engines, weight_sets, kind):
     """Whatever the gate says."""

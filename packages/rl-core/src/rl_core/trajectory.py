@@ -4,10 +4,13 @@ Token ids, behaviour log-probabilities, sampling parameters, seed and policy ver
 where they are produced and never overwritten.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from rl_core.errors import RolloutError
 from rl_core.versions import PolicyVersion
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -23,6 +26,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_tokens: upper bound of the completion's length, in tokens.
         seed: per-request seed, or None for the engine's own randomness.
         ignore_eos: go on to `max_tokens` whatever is sampled (benchmarks).
+        n: completions of the prompt, each sampled by itself.
     """
 
     temperature: float = 1.0
@@ -31,10 +35,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int = 512
     seed: int | None = None
     ignore_eos: bool = False
+    n: int = 1
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """One completion asked for.
+    """One prompt to be completed, `sampling.n` times.
 
     Attributes:
         request_id: unique in the run.
@@ -45,6 +50,35 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     request_id: str
     prompt_ids: list[int]
     sampling: SamplingParams
+
+    def samples(self) -> list["GenerateRequest"]:
+        """One request for each of its completions: itself where there is one.
+
+        Of several, number k (from 0) is called `<request_id>#<k>`; with a seed s its seed is s + k,
+        as vLLM and its HTTP interface have it, so that each can be sampled again alone.
+
+        Errors: RolloutError unless n is positive.
+        """
+        sampling = self.sampling
+        if sampling.n < 1:
+            raise RolloutError(f"request {self.request_id}: n={sampling.n} completions")
+        if sampling.n == 1:
+            return [self]
+        return [
+            GenerateRequest(
+                f"{self.request_id}#{number}",
+                self.prompt_ids,
+                replace(
+                    sampling, n=1, seed=None if sampling.seed is None else sampling.seed + number
+                ),
+            )
+            for number in range(sampling.n)
+        ]
+
+
+def samples_of(requests: Iterable[GenerateRequest]) -> list[GenerateRequest]:
+    """One request for each completion that `requests` ask for, in order."""
+    return [sample for request in requests for sample in request.samples()]
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -59,7 +93,7 @@ class Completion(msgspec.Struct, frozen=True):
     """One completion, as the engine produced it.
 
     Attributes:
-        request_id: of the request that it answers.
+        request_id: of the request that it answers, or of that sample (`GenerateRequest.samples`).
         token_ids: sampled tokens; the end-of-sequence token is included if it was sampled.
         log_probs: natural-log probability of each token under the distribution that was
             sampled from (after temperature), float32, same length as `token_ids`.

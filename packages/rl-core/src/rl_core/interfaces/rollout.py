@@ -154,7 +154,11 @@ class RolloutAdapter(ABC):
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerateRequest], timeout: float) -> list[Completion]:
-        """Complete all requests, in order. ReplicaFencedError if the replica is fenced."""
+        """Complete all requests, in order; ReplicaFencedError if the replica is fenced.
+
+        A request for several completions (`sampling.n`) is answered by as many, one after the
+        other, as its `samples()` would be.
+        """
 
     @abstractmethod
     def committed_version(self, timeout: float) -> PolicyVersion | None:

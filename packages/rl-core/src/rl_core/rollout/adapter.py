@@ -117,7 +117,7 @@ class StreamingAdapter(RolloutAdapter):
     # -- requests
 
     def generate(self, requests: Sequence[GenerateRequest], timeout: float) -> list[Completion]:
-        """Complete all requests, in order."""
+        """Complete all requests, in order, each `sampling.n` times."""
         completions: list[Completion] = self._call("generate", list(requests), timeout=timeout)
         return completions
 

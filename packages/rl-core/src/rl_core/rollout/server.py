@@ -27,7 +27,7 @@ from rl_core.rollout.engine_memory import EngineMemory
 from rl_core.rollout.pauses import Pauses
 from rl_core.rollout.protocol import WEIGHTS, Offer
 from rl_core.rollout.weight_updates import WeightUpdates
-from rl_core.trajectory import Completion, GenerateRequest
+from rl_core.trajectory import Completion, GenerateRequest, samples_of
 from rl_core.versions import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -148,15 +148,16 @@ class RolloutServer(ABC):
     # -- requests
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Complete all requests, in order.
+        """Complete all requests, in order; the samples of one (`sampling.n`) follow each other.
 
         Errors: ReplicaFencedError if the replica serves nothing at present, RolloutError if the
         engine fails.
         """
         self._check_running()
+        samples = samples_of(requests)
         with self._gate.admit() as state:
             outputs = await asyncio.gather(
-                *(self._complete(request, state.committed) for request in requests),
+                *(self._complete(sample, state.committed) for sample in samples),
                 return_exceptions=True,
             )
         for output in outputs:

@@ -27,7 +27,7 @@ from rl_core.testing.reference_model import MAX_TOKENS, RankModel
 from rl_core.testing.reference_update import Update
 from rl_core.testing.weights_directory import load_weights
 from rl_core.torch import from_bytes, meta_of
-from rl_core.trajectory import Completion, GenerateRequest
+from rl_core.trajectory import Completion, GenerateRequest, samples_of
 from rl_core.versions import PolicyVersion
 
 
@@ -75,7 +75,7 @@ class ReferenceServer:
         with self._gate.admit():
             if not self._kv.allocated:
                 raise ReplicaFencedError(f"{self._name}: its KV cache is released; resume it")
-            return await self._engine.generate(requests)
+            return await self._engine.generate(samples_of(requests))
 
     def tokens_made(self) -> int:
         """Tokens since the start, of all requests, also of those under way."""

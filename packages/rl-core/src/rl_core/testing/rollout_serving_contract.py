@@ -88,6 +88,29 @@ class ServingContract(Contract, contract=True):
             assert one.log_probs == pytest.approx(two.log_probs, abs=case.given.tolerance)
         assert len({tuple(item.token_ids) for item in together}) > 1
 
+    def test_one_request_gives_several_samples(self, case: RolloutCase) -> None:
+        """Each with an id, tokens, log-probabilities and spans of its own, in order."""
+        version = case.sync(case.given.weights_a)
+        prompts = case.given.prompts[:2]
+        several = SamplingParams(max_tokens=12, seed=7, ignore_eos=True, n=3)
+        requests = case.requests(several, prompts)
+        found = case.first.generate(requests, case.given.timeout_s)
+        alone = [sample for request in requests for sample in request.samples()]
+        assert [item.request_id for item in found] == [sample.request_id for sample in alone]
+        assert len({item.request_id for item in found}) == several.n * len(prompts)
+        for completion in found:
+            check_completion(completion)
+            assert completion.version_spans == [VersionSpan(version, 0, several.max_tokens)]
+            assert completion.finish_reason == "length"
+        if RolloutCapability.SEEDS in self.lacks:
+            return
+        for first in range(0, len(found), several.n):
+            tokens = {tuple(item.token_ids) for item in found[first : first + several.n]}
+            assert len(tokens) == several.n, "samples of one request are the same"
+        for one, other in zip(found, case.generate(alone), strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.log_probs == pytest.approx(other.log_probs, abs=case.given.tolerance)
+
     def test_log_probs_are_of_the_sampled_distribution(self, case: RolloutCase) -> None:
         """At half the temperature, differences of log-probabilities are twice as large."""
         case.sync(case.given.weights_a)
