@@ -106,6 +106,8 @@ def test_a_command_line_of_its_own(runner):
         ("rollout.max_completion_length=600", ["rollout.max_completion_length=600", "1024"]),
         ("actor.engine_config.fsdp_size=3", ["fsdp_size=3"]),
         ("rollout.tensor_model_parallel_size=4", ["tensor_model_parallel_size=4"]),
+        ("rollout.engine_kwargs.max_num_seq=4", ["engine_kwargs.max_num_seq", "max_num_seqs"]),
+        ("rollout.kv_cache_memory_gb=0.000001", ["kv_cache_memory_gb=1e-06", "tokens fit"]),
         ("rollout.kv_cache_memory_gb=4000", ["kv_cache_memory_gb=4000", "free"]),
         ("rollout.name=sglan", ["rollout.name: ", "'sglan'", "'sglang'", "install"]),
         ("rollout.name=trtllm", ["'trtllm'", "install", "minirl.rollout_backends"]),

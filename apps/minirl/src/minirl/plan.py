@@ -15,7 +15,7 @@ from minirl.models import resolve_model
 from minirl.value_checks import check_values
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
-from rl_core.interfaces import SupportsFileCheck
+from rl_core.interfaces import SupportsEngineCheck, SupportsFileCheck
 from rl_core.layout import LayoutSpec
 
 _NAME_KEYS = {plugins.TRAIN_ENGINES: "engine_config.backend", plugins.ROLLOUT_BACKENDS: "name"}
@@ -71,7 +71,11 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     train_config = _train_config(config, model_path)
     rollout_values = rollout_config(config, model_path)
     _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
-    _check_backend(plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_values, "rollout")
+    served = _check_backend(
+        plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_values, "rollout"
+    )
+    if isinstance(served, SupportsEngineCheck):
+        served.check_engine(device)
     transfer_options = _transfer_options(config, model_path)
     plan = RunPlan(
         config=config,
@@ -277,11 +281,13 @@ def _check_unused(section: CheckpointEngineConfig) -> None:
         _load(group, section.backend, "checkpoint_engine.backend")
 
 
-def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> None:
+def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> Any:
+    """The backend's own configuration."""
     backend = _load(group, name, f"{where}.{_NAME_KEYS[group]}")
     config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
     if isinstance(config, SupportsFileCheck):
         config.check_files()
+    return config
 
 
 def _load(group: str, name: str, where: str) -> Any:

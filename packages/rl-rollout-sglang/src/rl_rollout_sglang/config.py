@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rl_core.rollout.config import EngineConfig
+from rl_rollout_sglang.installed_engine import ENGINE
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class SglangConfig(EngineConfig):
     """
 
     distribution: ClassVar[str] = "rl-rollout-sglang"
+    engine: ClassVar = ENGINE
     own_engine_args: ClassVar[Mapping[str, str]] = {
         "model_path": "local_path",
         "dtype": "dtype",

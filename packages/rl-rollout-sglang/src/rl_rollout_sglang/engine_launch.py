@@ -10,7 +10,7 @@ from sglang.srt.server_args import ServerArgs
 
 from rl_core.errors import ConfigError, LifecycleError
 from rl_core.interfaces import Placement
-from rl_core.rollout.config import check_known
+from rl_core.rollout.engine_arguments import check_known
 from rl_rollout_sglang import engine_processes
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup

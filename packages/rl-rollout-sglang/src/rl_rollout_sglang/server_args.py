@@ -1,12 +1,11 @@
 """From our configuration to SGLang's server arguments. Imports nothing of SGLang."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rl_core.errors import ConfigError
 from rl_core.interfaces import Placement
-from rl_core.metadata import DTYPE_BYTES
+from rl_core.rollout.kv_room import bytes_per_token
 from rl_rollout_sglang.config import SglangConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -26,28 +25,18 @@ def server_args(config: SglangConfig, placement: Placement) -> dict[str, Any]:
     return args | config.engine_kwargs
 
 
-def model_config(config: SglangConfig) -> dict[str, Any]:
-    """What `config.json` says of the text model."""
-    content = json.loads((Path(config.local_path) / "config.json").read_text())
-    found: dict[str, Any] = content.get("text_config", content)
-    return found
-
-
 def kv_tokens(config: SglangConfig, nbytes: int) -> int:
     """Tokens whose keys and values fit into `nbytes` on each rank.
 
     Errors: ConfigError if `config.json` does not tell the sizes.
     """
-    model = model_config(config)
+    model, ranks = config.text_model(), config.tensor_model_parallel_size
     try:
-        heads = model.get("num_key_value_heads") or model["num_attention_heads"]
-        width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-        layers = model["num_hidden_layers"]
+        each = bytes_per_token(model, config.dtype, ranks)
     except KeyError as error:
         msg = f"rollout.kv_cache_memory_gb: config.json of {config.local_path} has no {error}"
         raise ConfigError(msg) from error
-    per_rank = max(1, heads // config.tensor_model_parallel_size)
-    return nbytes // int(2 * layers * per_rank * width * DTYPE_BYTES[config.dtype])
+    return nbytes // each
 
 
 def _common(config: SglangConfig) -> dict[str, Any]:
@@ -66,7 +55,7 @@ def _common(config: SglangConfig) -> dict[str, Any]:
         # A warm-up request would run on dummy weights.
         "skip_server_warmup": True,
         # How many tokens a request with top-p or top-k may choose from, for its log-probabilities.
-        "sampling_mask_max_tokens": model_config(config).get("vocab_size", 1),
+        "sampling_mask_max_tokens": config.text_model().get("vocab_size", 1),
     }
 
 

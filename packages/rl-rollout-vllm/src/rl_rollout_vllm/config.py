@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rl_core.rollout.config import EngineConfig
+from rl_rollout_vllm.installed_engine import ENGINE
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class VllmConfig(EngineConfig):
     """
 
     distribution: ClassVar[str] = "rl-rollout-vllm"
+    engine: ClassVar = ENGINE
     own_engine_args: ClassVar[Mapping[str, str]] = {
         "model": "local_path",
         "dtype": "dtype",

@@ -24,7 +24,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rl_core.errors import ConfigError, LifecycleError, RolloutError
 from rl_core.interfaces import LiveContent, LiveWeights, PauseMode, Placement
 from rl_core.rollout import process_watch
-from rl_core.rollout.config import check_known, choose_load_path
+from rl_core.rollout.config import choose_load_path
+from rl_core.rollout.engine_arguments import check_known
 from rl_core.rollout.live_ranks import together
 from rl_core.rollout.process_output import redirect_output
 from rl_core.rollout.protocol import WEIGHTS

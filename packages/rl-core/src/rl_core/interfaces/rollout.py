@@ -279,3 +279,15 @@ class SupportsLiveContent(Protocol):
         is not there.
         """
         ...
+
+
+@runtime_checkable
+class SupportsEngineCheck(Protocol):
+    """A rollout configuration that can tell early whether the installed engine will take it."""
+
+    def check_engine(self, device: str) -> None:
+        """Look at the engine without importing it.
+
+        Errors: ConfigError (a value that cannot work), IncompatibleVersionError.
+        """
+        ...

@@ -1,6 +1,7 @@
 """The settings that every replica has: the `rollout` section of the configuration."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -8,6 +9,8 @@ from typing import Any, ClassVar, Literal
 from rl_core.errors import ConfigError, IncompatibleVersionError
 from rl_core.interfaces import PauseMode
 from rl_core.metadata import DTYPE_BYTES, nearest
+from rl_core.rollout.installed_engine import InstalledEngine
+from rl_core.rollout.kv_room import bytes_per_token, every_token_is_kept
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_CPU_KV_GB = 0.25
@@ -23,12 +26,15 @@ class EngineConfig:
         own_engine_args: engine arguments that the backend sets itself, with the setting to use
             instead ('' for none).
         distribution: the backend's package, for messages.
+        engine: what the backend says of its engine, for checks that do not import it; None if it
+            says nothing.
 
     Errors: ConfigError from the constructor, naming the key.
     """
 
     own_engine_args: ClassVar[Mapping[str, str]] = {}
     distribution: ClassVar[str] = "the rollout backend"
+    engine: ClassVar[InstalledEngine | None] = None
 
     local_path: str
     """Hugging Face directory: `config.json`, and the tokenizer where HTTP clients send text."""
@@ -138,6 +144,43 @@ class EngineConfig:
             msg = f"rollout.local_path={self.local_path!r} is no model: it has no config.json"
             raise ConfigError(msg)
 
+    def check_engine(self, device: str) -> None:
+        """Compare with the engine that is installed here, without importing it.
+
+        Errors: ConfigError (an engine argument or a size that cannot work),
+        IncompatibleVersionError (the engine is too old).
+        """
+        self._check_kv_room(device)
+        if self.engine is not None:
+            self.engine.check_version()
+            self.engine.check_arguments(self.engine_kwargs)
+
+    def _check_kv_room(self, device: str) -> None:
+        """One sequence of full length must fit, where it is known what it takes."""
+        nbytes, length = self.kv_cache_bytes(device), self.max_model_len
+        model = self.text_model()
+        unknown = "kv_cache_dtype" in self.engine_kwargs or not every_token_is_kept(model)
+        if nbytes is None or length is None or unknown:
+            return
+        try:
+            each = bytes_per_token(model, self.dtype, self.tensor_model_parallel_size)
+        except KeyError:
+            return
+        if nbytes < length * each:
+            given = self.kv_cache_memory_gb
+            msg = (
+                f"rollout.kv_cache_memory_gb={DEFAULT_CPU_KV_GB if given is None else given}: "
+                f"{nbytes // each} tokens fit, one sequence may have {length}; "
+                f"set {length * each / (1 << 30):.2g} or more"
+            )
+            raise ConfigError(msg)
+
+    def text_model(self) -> dict[str, Any]:
+        """What the model's `config.json` says of its language model."""
+        content = json.loads((Path(self.local_path) / "config.json").read_text())
+        found: dict[str, Any] = content.get("text_config", content)
+        return found
+
     def kv_cache_bytes(self, device: str) -> int | None:
         """Bytes of KV cache for each engine rank; None where the engine decides."""
         gigabytes = self.kv_cache_memory_gb
@@ -146,18 +189,6 @@ class EngineConfig:
                 return None
             gigabytes = DEFAULT_CPU_KV_GB
         return int(gigabytes * (1 << 30))
-
-
-def check_known(kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
-    """ConfigError for an engine argument that the installed engine does not have."""
-    names = list(known)
-    for key in kwargs:
-        if key not in names:
-            msg = (
-                f"unknown engine argument rollout.engine_kwargs.{key}; "
-                f"did you mean {nearest(key, names)!r}?"
-            )
-            raise ConfigError(msg)
 
 
 def choose_load_path(wanted: str, missing: str | None) -> Literal["bracketed", "plain"]:
