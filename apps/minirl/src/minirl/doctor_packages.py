@@ -13,12 +13,14 @@ from importlib.metadata import (
     distribution,
     entry_points,
 )
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minirl.findings import MISSING, NOTE, OK, Finding
 from rl_core import plugins
 from rl_core.errors import ComponentError, in_one_line
+from rl_core.rollout.installed_engine import InstalledEngine
 
 _GROUPS = {
     plugins.TRAIN_ENGINES: "train engine",
@@ -71,7 +73,7 @@ def _backend(kind: str, entry: EntryPoint) -> Finding:
     origin = f"{owner.name} {owner.version}" if owner is not None else entry.value
     words = f"{kind}: {entry.name} ({origin})"
     try:
-        plugins.load_backend(entry.group, entry.name)
+        engine = _engine(plugins.load_backend(entry.group, entry.name))
     except ComponentError as error:
         return Finding(NOTE, words, in_one_line(error))
     if owner is None:
@@ -86,7 +88,22 @@ def _backend(kind: str, entry: EntryPoint) -> Finding:
         return Finding(NOTE, f"{words}: its library is not here", f"pip install {wanted} ({lacks})")
     there = [need for name in complete for need in extras[name]]
     versions = dict.fromkeys(f"{need.name} {distribution(need.name).version}" for need in there)
-    return Finding(OK, words + (f" with {', '.join(versions)}" if versions else ""))
+    words += f" with {', '.join(versions)}" if versions else ""
+    if engine is None:
+        return Finding(OK, words)
+    words += f", supported: {engine.supported}"
+    remark = engine.remark()
+    return Finding(NOTE if remark else OK, words, remark)
+
+
+def _engine(backend: Any) -> InstalledEngine | None:
+    """What a backend says of its engine; IncompatibleVersionError if that is too old here."""
+    path = getattr(backend, "config_cls", None)
+    engine = getattr(plugins.load_object(path), "engine", None) if path else None
+    if not isinstance(engine, InstalledEngine):
+        return None
+    engine.check_version()
+    return engine
 
 
 def _extras(owner: Distribution) -> dict[str, list[Requirement]]:

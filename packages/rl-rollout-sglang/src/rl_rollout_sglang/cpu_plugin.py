@@ -6,27 +6,27 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
 `nccl_path`
     Without it an engine of more ranks than one dies at its start: with a CUDA build of torch SGLang
     opens NCCL for tensors on cpu too. A library that cannot be opened makes it use gloo alone.
-    Seen in 0.5.23.
 `thread_binding`
     Without it an engine of more ranks than the machine has NUMA nodes dies at its start: SGLang
     gives rank N the cores of node N. Each rank gets a share of the cores that the process may use,
-    unless the environment says something else. Seen in 0.5.23.
+    unless the environment says something else.
 `rotary_import`
     Without it a model cannot be built where vLLM is not installed: rotary embeddings import one of
     its kernels for platforms that SGLang does not know, and never call it on cpu. Where vLLM is
-    installed, importing it for nothing would cost seconds. Seen in 0.5.23.
+    installed, importing it for nothing would cost seconds.
 `seeded_sampling`
     Without it the seed of a request is ignored: SGLang hands seeds to its sampler only in
     "deterministic inference", which the attention for cpu refuses. Its torch sampler takes them,
     but hashes them with a kernel that is not on PyPI (`rl_rollout_sglang.seeded_sampling` does it
-    without). Requests without a seed get one of their id. Seen in 0.5.23.
+    without). Requests without a seed get one of their id.
 `batched_attention`
     Without it generation is several times slower, and collapses where other processes use the same
     cores: the torch attention computes one request after the other. Cross attention, sliding
-    windows and single prompts stay with SGLang. Seen in 0.5.23.
+    windows and single prompts stay with SGLang.
 
 Each can be turned off (`switch`), the last two at run time. Its test shows that it is still needed:
-it fails once SGLang does without.
+it fails once SGLang does without. `PATCHES` says for which versions each was made: it is applied to
+no others, and a line says so.
 
 What has to be there before a process starts is in `server_env`, since it is read before SGLang
 calls its plugins: `OMP_NUM_THREADS` as the OpenMP library is loaded, and `TORCHDYNAMO_DISABLE` as
@@ -39,21 +39,28 @@ it releases memory, which on cpu our scheduler extension does in its place.
 
 import hashlib
 import inspect
+import logging
 import os
 import sys
 import types
 from typing import Any
 
 from rl_core.rollout.patch_switch import PatchSwitch
+from rl_core.rollout.version_range import VersionRange
+from rl_rollout_sglang.installed_engine import ENGINE
 from rl_rollout_sglang.server_env import CPU_PLUGIN
 
-PATCHES = (
-    "nccl_path",
-    "thread_binding",
-    "rotary_import",
-    "seeded_sampling",
-    "batched_attention",
-)
+logger = logging.getLogger(__name__)
+
+SEEN = VersionRange("0.5.23", "0.5.23")
+PATCHES = {
+    "nccl_path": SEEN,
+    "thread_binding": SEEN,
+    "rotary_import": SEEN,
+    "seeded_sampling": SEEN,
+    "batched_attention": SEEN,
+}
+"""Each patch, with the versions of SGLang in which its cause was seen."""
 
 NCCL_PATH, NO_LIBRARY = "SGLANG_NCCL_SO_PATH", "/nonexistent/libnccl.so"
 THREAD_BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -61,7 +68,7 @@ THREAD_BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
 ROTARY_KERNELS = "vllm._custom_ops"
 
 
-switch = PatchSwitch(PATCHES)
+switch = PatchSwitch(PATCHES, ENGINE.version())
 """Which of them are on in this process."""
 
 
@@ -72,6 +79,8 @@ def active(name: str) -> bool:
 
 def install() -> None:
     """Apply the patches; before a model is built."""
+    if CPU_PLUGIN in os.environ and switch.remark:
+        logger.warning("SGLang %s; not applied", switch.remark)
     if active("nccl_path"):
         os.environ[NCCL_PATH] = NO_LIBRARY
     if active("thread_binding"):

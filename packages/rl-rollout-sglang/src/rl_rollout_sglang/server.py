@@ -12,9 +12,12 @@ from rl_core.interfaces import Placement
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.server import Http, RolloutServer
 from rl_rollout_sglang.config import SglangConfig
+from rl_rollout_sglang.installed_engine import ENGINE
 
 if TYPE_CHECKING:
     from rl_rollout_sglang.engine_api import SglangEngine
+
+logger = logging.getLogger(__name__)
 
 
 class SglangServer(RolloutServer):
@@ -37,6 +40,7 @@ class SglangServer(RolloutServer):
         if importlib.util.find_spec("sglang") is None:
             msg = "SGLang is not installed: pip install 'rl-rollout-sglang[cpu]' (or [engine])"
             raise ComponentNotFoundError(msg)
+        ENGINE.check_version()
         try:
             importlib.import_module("rl_rollout_sglang.engine_api")
             importlib.import_module("rl_rollout_sglang.http_server")
@@ -45,6 +49,8 @@ class SglangServer(RolloutServer):
             raise ComponentLoadError(msg) from error
 
     async def _start_engine(self, scratch: str) -> Engine:
+        if remark := ENGINE.remark():
+            logger.warning(remark)
         from rl_rollout_sglang.engine_api import SglangEngine
 
         return await SglangEngine.start(self._sglang_config, self._placement, scratch)

