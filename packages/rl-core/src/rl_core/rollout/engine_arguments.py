@@ -99,12 +99,12 @@ def _bounds(files: Iterable[Path], keys: Collection[str]) -> dict[str, dict[str,
 
 
 def _attributes(text: str) -> Iterator[tuple[str, str, ast.AnnAssign]]:
-    for owner in ast.parse(text).body:
-        for item in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                name = item.target.id
-                if not name.startswith("_") and "ClassVar" not in ast.dump(item.annotation):
-                    yield owner.name, name, item
+    owners = [item for item in ast.parse(text).body if isinstance(item, ast.ClassDef)]
+    for owner, item in ((found, item) for found in owners for item in found.body):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            name = item.target.id
+            if not name.startswith("_") and "ClassVar" not in ast.dump(item.annotation):
+                yield owner.name, name, item
 
 
 def _kind(node: ast.expr) -> _Kind:
