@@ -124,6 +124,7 @@ def test_the_run_directory_is_complete(default_run):
     assert (default_run.run_dir / "checkpoints" / "final" / "config.json").exists()
     logs = {path.name for path in (default_run.run_dir / "logs").iterdir()}
     assert {"driver.log", "actor_0.log", "actor_1.log", "rollout_0_0.log"} <= logs
+    assert {"vllm-0-server.log", "vllm-0-engine.log"} <= logs
 
 
 def test_ray_starts_its_workers_in_the_drivers_environment(default_run):

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -298,6 +299,18 @@ def test_http_refuses_with_the_reason_while_fenced(dense, prompts):
     assert "a test says so" in caught.value.read().decode()
     with urllib.request.urlopen(f"http://{dense.replica.address}/health", timeout=30) as health:
         assert health.status == 200
+
+
+# -- logs
+
+
+def test_each_process_has_a_log_of_its_own(dense):
+    """What the worker says is not in the server's, with whose handlers it was forked."""
+    logs = {file.name: file.read_text() for file in Path(dense.config.log_dir).glob("vllm-0-*")}
+    assert {name: "vllm.v1.worker" in text for name, text in logs.items()} == {
+        "vllm-0-server.log": False,
+        "vllm-0-engine.log": True,
+    }
 
 
 # -- many syncs

@@ -1,6 +1,7 @@
 """The processes of a run: actor ranks, rollout replicas, and the weight sync between them."""
 
 import logging
+from dataclasses import fields
 from typing import Any
 
 from minirl.checkpoint_manager import CheckpointEngineManager
@@ -20,6 +21,7 @@ from minirl.weight_sync import SyncSettings, WeightSync
 from minirl.worker_group import WorkerGroup
 from minirl.worker_process import ProcessSettings
 from minirl.workers import ActorWorker, FusedActorRolloutWorker
+from rl_core import plugins
 from rl_core.channel import new_key
 from rl_core.digests import XXH3_128
 from rl_core.interfaces import RolloutMode, TransferRole
@@ -139,13 +141,20 @@ class RLSystem:
         launcher = RayLauncher(self._settings)
         self.rollout = RolloutManager(
             rollout.name,
-            self._plan.rollout_config,
+            self._rollout_config(),
             launcher,
             goes_on=rollout.on_replica_failure == CONTINUE,
             limits=GenerationLimits(rollout.generate_timeout_s, rollout.stall_timeout_s),
         )
         mode = RolloutMode.HYBRID if self._fused else RolloutMode.STANDALONE
         self.rollout.create(self._rollout_pool, self._plan.rollout_world, mode)
+
+    def _rollout_config(self) -> dict[str, Any]:
+        """The plan's, with the run's directory for the logs of an engine that keeps some itself."""
+        backend = plugins.load_backend(plugins.ROLLOUT_BACKENDS, self._config.rollout.name)
+        known = {item.name for item in fields(plugins.load_object(backend.config_cls))}
+        logs = {"log_dir": self._settings.log_dir} if "log_dir" in known else {}
+        return self._plan.rollout_config | logs
 
     def _start_rollout(self) -> None:
         _logger.info("[Init] Starting rollout servers.")

@@ -344,6 +344,7 @@ def _child_setup(config: VllmConfig, placement: Placement, scratch: str) -> Call
         """First thing in the engine's core process (forked)."""
         process_watch.end_with(server, scratch, QUEUE_SEGMENTS)
         if config.log_dir is not None:
-            redirect_output(config.log_dir, f"vllm-{placement.replica_rank}-engine.log")
+            name = f"vllm-{placement.replica_rank}-engine.log"
+            redirect_output(config.log_dir, name, logger="vllm")
 
     return setup
