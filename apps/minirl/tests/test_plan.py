@@ -52,6 +52,16 @@ def test_reinforce_plus_plus_needs_no_groups():
     assert made.config.data.num_generations == 1
 
 
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_a_warm_up_longer_than_the_run_is_taken_as_it_is(kind):
+    made = plan(
+        "cluster.device=cpu",
+        "actor.optimizer_config.warmup_steps=200",
+        f"actor.optimizer_config.lr_scheduler_type={kind}",
+    )
+    assert made.train_config["optimizer"]["warmup_steps"] == 200
+
+
 def test_separate_mode_may_go_on_without_a_replica():
     made = plan("cluster.device=cpu", "config=separate", "rollout.on_replica_failure=continue")
     assert made.config.rollout.on_replica_failure == "continue"
