@@ -40,7 +40,7 @@ def reference_log_probs(path, sample):
     ).sum(-1)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "llama", "gemma2"])
+@pytest.mark.parametrize("kind", [*KINDS, "llama", "gemma2", "mamba"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_log_probs_are_those_of_transformers(kind, world, ranks, models, settings, make_samples):
     path = models(kind)
@@ -53,8 +53,8 @@ def test_log_probs_are_those_of_transformers(kind, world, ranks, models, setting
     scores = [score for result in results for score in result[1]]
     for sample, score in zip(samples, scores, strict=True):
         log_probs, entropy = reference_log_probs(path, sample)
-        torch.testing.assert_close(torch.tensor(score.log_probs), log_probs, rtol=0, atol=1e-5)
-        torch.testing.assert_close(torch.tensor(score.entropy), entropy, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(score.log_probs), log_probs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(score.entropy), entropy, rtol=1e-5, atol=1e-5)
 
 
 LOSSES = [
@@ -569,7 +569,7 @@ def test_the_log_says_what_was_loaded(ranks, models, settings):
     assert len(first[5]) == len(patterns)
     for line, pattern in zip(first[5], patterns, strict=True):
         assert re.fullmatch(pattern, line), line
-    assert second[5] == first[5][-1:]
+    assert second[5] == []
     assert first[4] >= 1
 
 
