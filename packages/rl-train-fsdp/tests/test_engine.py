@@ -91,15 +91,20 @@ def test_the_gradient_depends_on_neither_ranks_nor_batches(
             config,
             lambda rank, shares=shares: [
                 ("initialize",),
+                ("watch_layers",),
                 ("update_policy", shares[rank]),
                 ("gradients",),
+                ("layer_passes",),
             ],
         )
-        assert all(result[1] == results[0][1] for result in results)
-        outcomes.append(results[0][1:])
-    metrics, gradients = outcomes[0]
+        assert all(result[2] == results[0][2] for result in results)
+        outcomes.append(results[0][2:])
+    metrics, gradients, passes = outcomes[0]
     assert metrics["grad_norm"] > 0.01
-    for other_metrics, other in outcomes[1:]:
+    # Recomputed in the backward pass, and only then.
+    assert outcomes[2][2] == 2 * passes > 0
+    assert outcomes[7][2] == 2 * outcomes[3][2]
+    for other_metrics, other, _ in outcomes[1:]:
         assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
         for name, gradient in gradients.items():
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5)
