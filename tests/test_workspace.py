@@ -1,5 +1,8 @@
 """What is written in two places is the same in both."""
 
+import os
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,3 +14,36 @@ def test_the_overrides_are_those_of_the_workspace():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = (ROOT / "tools" / "cpu-overrides.txt").read_text().splitlines()
     assert lines == project["tool"]["uv"]["override-dependencies"]
+
+
+MANAGED_PYTHON = """#!/bin/bash
+# Like Debian's: pip installs nothing into it, only elsewhere.
+[ "$5" = --target ] || { echo "error: externally-managed-environment"; exit 1; }
+mkdir "$6/bin" && cp uv-of-pip "$6/bin/uv"
+"""
+
+
+def test_ci_runs_where_pip_may_not_change_the_system(tmp_path):
+    for folder in (".ci", "bin"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    scripts = {
+        ".ci/libraries": "",
+        "bin/python3": MANAGED_PYTHON,
+        "uv-of-pip": '#!/bin/bash\necho "$@" >> asked\n',
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for tool in ("bash", "dirname", "mktemp", "mkdir", "cp", "rm", "env"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    environment = {**os.environ, "PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path)}
+    command = [str(tmp_path / ".ci" / "run")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0] == "sync --locked"
+    assert any(line.startswith("run pytest") for line in asked)
+    assert not list(tmp_path.glob("tmp*"))  # nothing is left where uv was put

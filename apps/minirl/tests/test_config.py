@@ -59,6 +59,8 @@ def test_another_data_set_replaces_that_of_a_preset_with_its_options():
         ("trainer.seed=abc", ["trainer.seed", "abc", "Integer"]),
         ("cluster.actor.n_gpus_per_node=2.5", ["n_gpus_per_node", "2.5"]),
         ("rollout=3", ["rollout=3"]),
+        ("data.shuffle=2", ["data.shuffle=2", "true or false"]),
+        ("checkpoint_engine.debug.strict=-1", ["strict", "true or false"]),
         ("config=fusd", ["fusd", "fused"]),
         ("config=/no/such.yaml", ["/no/such.yaml"]),
         ("nonsense", ["nonsense", "key=value"]),

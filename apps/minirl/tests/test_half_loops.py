@@ -1,6 +1,7 @@
 """Half of the loop, with parts that answer by rote: what is asked of the other half."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -129,3 +130,27 @@ def test_training_takes_the_recorded_samples_and_needs_no_engine(recorded, tmp_p
     assert metrics[0]["rollout_train_logprob_diff/mean"] == 0.5
     assert metrics[0]["policy_version"] == "e1.s0"
     assert (path / "trajectories.jsonl").read_text() == ""
+
+
+def test_an_evaluation_leaves_out_what_is_not_rewarded_and_says_its_time(tmp_path):
+    parts = Parts()
+    parts.data.held_out = [parts._prompt() for _ in range(3)]
+    score = parts.data.scorer.score
+
+    def slow(prompts, *rest):
+        if len(prompts) != 3:
+            return score(prompts, *rest)
+        time.sleep(0.05)
+        return [Score(value, {}) for value in (1.0, None, 0.5)]
+
+    parts.data.scorer.score = slow
+    config = load_config([*SMALL, "debug.rollout_only=true", "data.eval_size=3"])
+    with RunOutput(tmp_path, config) as output:
+        trainer = RolloutOnlyTrainer(config, parts.data, output, parts.engine())
+        trainer.fit()
+    [found] = trainer.evaluations
+    assert (found.step, found.reward, found.accuracy) == (0, 0.75, 0.5)
+    assert found.seconds > 0.05
+    first, *others = [line["timing_s/eval"] for line in lines(tmp_path, "metrics.jsonl")]
+    assert first == pytest.approx(found.seconds, abs=0.02)
+    assert others == [0.0, 0.0]

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 from minirl import live_plan, memory_budget
 from minirl.config import load_config
 from minirl.live_plan import live_layout
+from minirl.memory_budget import check_memory
 from minirl.plan import make_plan
 from rl_core import plugins
 from rl_core.errors import ConfigError
@@ -50,6 +52,16 @@ def test_reinforce_plus_plus_needs_no_groups():
         "algorithm.ppo_mini_batch_size=32",
     )
     assert made.config.data.num_generations == 1
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_a_warm_up_longer_than_the_run_is_taken_as_it_is(kind):
+    made = plan(
+        "cluster.device=cpu",
+        "actor.optimizer_config.warmup_steps=200",
+        f"actor.optimizer_config.lr_scheduler_type={kind}",
+    )
+    assert made.train_config["optimizer"]["warmup_steps"] == 200
 
 
 def test_separate_mode_may_go_on_without_a_replica():
@@ -208,3 +220,32 @@ def test_two_engines_do_not_fit_where_one_does(monkeypatch):
     assert plan(*one).rollout_world == 1
     with pytest.raises(ConfigError, match="2 engines"):
         plan(*one, "cluster.rollout.n_gpus_per_node=2")
+
+
+def model_directory(path, dtype, itemsize, parameters):
+    """A directory with the header of one tensor, and a hole where its bytes would be."""
+    path.mkdir()
+    end = parameters * itemsize
+    tensor = {"dtype": dtype, "shape": [parameters], "data_offsets": [0, end]}
+    header = json.dumps({"w": tensor}).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + end)
+    return path
+
+
+def test_the_estimate_is_that_of_what_is_held_whatever_is_stored(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        memory_budget.psutil, "virtual_memory", lambda: SimpleNamespace(available=0)
+    )
+    config = load_config(["config=smollm2"])
+    messages = []
+    for dtype, itemsize in (("BF16", 2), ("F32", 4)):
+        model = model_directory(tmp_path / dtype, dtype, itemsize, 134_515_008)
+        with pytest.raises(ConfigError) as caught:
+            check_memory(model, 2, 1, config)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    # Such a run was measured at 11 GB; an estimate above that would refuse what fits.
+    need = float(messages[0].partition(" need ")[2].split()[0])
+    assert 7.5 < need <= 10.5

@@ -1,6 +1,7 @@
 """Reading, splitting and ordering prompts."""
 
 import json
+import logging
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -81,6 +82,18 @@ def test_blank_lines_and_non_ascii_texts_are_fine(tokenizer, tmp_path, caplog):
     train = load_prompts(settings_with(path=str(path)), tokenizer, seed=1).train
     assert [prompt.text for prompt in train] == ["caf\u00e9", "\U0001f600"]
     assert f"{path}:2 and 1 more" in caplog.text
+
+
+def test_a_prompt_beyond_the_models_length_is_told_by_us_alone(tokenizer, tmp_path, caplog):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "7" * 1100}])
+    transformers_log = logging.getLogger("transformers")
+    transformers_log.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ConfigError, match=r"p\.jsonl:1: the prompt has 1\d\d\d tokens"):
+            load_prompts(settings_with(path=path), tokenizer, seed=1)
+    finally:
+        transformers_log.removeHandler(caplog.handler)
+    assert caplog.text == ""
 
 
 BAD_LINES = {

@@ -34,7 +34,7 @@ class PlainTokenizer:
     chat_template = None
     unk_token_id = None
 
-    def __call__(self, texts, add_special_tokens):
+    def __call__(self, texts, **_options):
         return {"input_ids": [list(text.encode()) for text in texts]}
 
 

@@ -168,6 +168,7 @@ FAILURES = {
     "skips": ("return [1.0] * (len(completions) - 1)", r"returned 7 rewards for 8 samples"),
     "forgets": ("return None", r"failed: it returned NoneType"),
     "says": ("return 'abc'", r"failed: it returned str"),
+    "maps": ("return dict.fromkeys(range(len(completions)), 1)", r"failed: it returned dict"),
 }
 
 
@@ -287,6 +288,7 @@ BAD_FILES = {
     "import os; os._exit(9)": r"ended the process \(exit code 9\)",
     "def reward(completions, gold): ...": "needs 'gold', the data set has .*answer",
     "def reward(): ...": "takes none of completions, completion_ids",
+    "def reward(answer, /, **_): ...": "takes 'answer' by position only; .* by name",
     "class reward: ...": "'reward' is a class, not a function",
 }
 

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items):
 
 
 def make_config(kind, **changes):
-    """A transformers config: `dense`, `tied`, `moe`, `llama` or `gemma2`."""
+    """A transformers config: `dense`, `tied`, `moe`, `llama`, `gemma2` or `mamba`."""
     match kind:
         case "dense" | "tied":
             settings = {**TINY, "tie_word_embeddings": kind == "tied", **changes}
@@ -56,6 +56,9 @@ def make_config(kind, **changes):
         case "gemma2":
             extra = {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}
             return transformers.Gemma2Config(**{**TINY, **extra, **changes})
+        case "mamba":
+            shape = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": 61}
+            return transformers.MambaConfig(**{**shape, **changes})
     raise ValueError(kind)
 
 

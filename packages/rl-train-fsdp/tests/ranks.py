@@ -43,6 +43,18 @@ class Script:
         model = self.engine._parts.policy.model
         return {name: tensor.grad.full_tensor() for name, tensor in module_tensors(model).items()}
 
+    def watch_layers(self):
+        """Count from now on how often the first decoder layer computes."""
+        self.passes = 0
+
+        def count(*_):
+            self.passes += 1
+
+        self.engine._parts.policy.model.base_model.layers[0].mlp.register_forward_pre_hook(count)
+
+    def layer_passes(self):
+        return self.passes
+
     def shards(self):
         """This rank's own shards."""
         model = self.engine._parts.policy.model

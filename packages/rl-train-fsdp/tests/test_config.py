@@ -27,16 +27,6 @@ def build(**sections):
         ({"optimizer": {"lr": float("nan")}}, "lr must be 0 or more"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, "betas"),
         ({"optimizer": {"lr_scheduler_type": "cosine"}}, "needs total_training_steps"),
-        (
-            {
-                "optimizer": {
-                    "lr_scheduler_type": "linear",
-                    "warmup_steps": 5,
-                    "total_training_steps": 5,
-                }
-            },
-            "not below",
-        ),
         ({"loss": {"loss_agg_mode": "mean"}}, "mean"),
         ({"loss": {"ppo_mini_batch_size": 0}}, "ppo_mini_batch_size"),
         ({"model": {}}, "local_path"),
@@ -87,6 +77,13 @@ def test_learning_rates_by_hand():
     )
     assert learning_rate(linear, 5) == pytest.approx(1.0)
     assert learning_rate(OptimizerConfig(lr=3.0), 10**6) == 3.0
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_a_training_shorter_than_its_warm_up_ends_while_the_rate_rises(kind):
+    config = OptimizerConfig(lr=1.0, lr_scheduler_type=kind, warmup_steps=4, total_training_steps=2)
+    assert [learning_rate(config, step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert learning_rate(config, 4) == pytest.approx(1.0 if kind == "constant" else 0.1)
 
 
 @given(

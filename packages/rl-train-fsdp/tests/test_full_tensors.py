@@ -6,8 +6,10 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from rl_core.versions import PolicyVersion
+from rl_train_fsdp import full_tensors
 from rl_train_fsdp.conversions import Conversions
 from rl_train_fsdp.full_tensors import FullTensors
 from rl_train_fsdp.model_directory import ModelDirectory
@@ -75,6 +77,25 @@ def test_the_stream_is_byte_equal_to_what_transformers_saves(
     for name, (_, tensor) in streamed.items():
         assert torch.equal(tensor, saved[name]), name
         assert tensor.dtype == saved[name].dtype
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_one_tensor_is_gathered_at_a_time(kind, models, monkeypatch):
+    """In bfloat16, so that what is gathered has memory of its own without ranks, too."""
+    sizes, alive = {}, []
+
+    def gathered(tensor):
+        storage = tensor.untyped_storage()
+        sizes[StorageWeakRef(storage)] = storage.nbytes()
+        alive.append(sum(size for reference, size in sizes.items() if not reference.expired()))
+        return tensor
+
+    monkeypatch.setattr(full_tensors, "_gather", gathered)
+    model, conversions, directory = load(models(kind))
+    tensors = FullTensors(model, conversions, directory, "bfloat16").stream()
+    while next(tensors, None) is not None:  # what it yields is given up before the next
+        pass
+    assert max(alive) == max(sizes.values()) < sum(sizes.values()) / 2
 
 
 def test_experts_go_out_one_by_one(models):

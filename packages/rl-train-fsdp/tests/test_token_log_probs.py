@@ -2,6 +2,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_train_fsdp import token_log_probs as module
 from rl_train_fsdp.token_log_probs import Head, token_log_probs
@@ -60,6 +62,38 @@ def test_a_uniform_head_by_hand():
     )
     assert log_probs.item() == pytest.approx(-2.0794415)  # log(1/8)
     assert entropy.item() == pytest.approx(2.0794415)
+
+
+class Peak(TorchDispatchMode):
+    """Most bytes at a time of what operations made, in pieces of some size."""
+
+    def __init__(self, least):
+        super().__init__()
+        self._least, self._made, self.bytes = least, {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().nbytes() >= self._least:
+            storage = result.untyped_storage()
+            self._made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        alive = [size for reference, size in self._made.values() if not reference.expired()]
+        self.bytes = max(self.bytes, sum(alive))
+        return result
+
+
+@pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
+def test_beside_one_chunk_there_is_one_more_of_its_size(monkeypatch, outputs):
+    rows, vocab, width = 64, 997, 4
+    chunk = 4 * 8 * vocab
+    monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
+    hidden = torch.randn(rows, width, requires_grad=True)
+    with Peak(chunk) as peak:
+        found = token_log_probs(
+            hidden, torch.randn(vocab, width), torch.zeros(rows, dtype=int), torch.ones(rows)
+        )
+        assert peak.bytes == 2 * chunk
+        sum(found[output].sum() for output in outputs).backward()
+    assert peak.bytes == 2 * chunk
 
 
 def test_no_more_than_one_chunk_of_logits_exists(monkeypatch):

@@ -249,6 +249,7 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
     _refuse_missing(given, source)
+    _refuse_numbers(MiniRLConfig, given, source)
     _check_reward_path(given.get("reward"), source)
     data = given.get("data")
     problem = data.get("reasoning_gym") if isinstance(data, Mapping) else None
@@ -280,6 +281,16 @@ def _refuse_missing(node: Any, source: str) -> None:
     if isinstance(node, Mapping):
         for value in node.values():
             _refuse_missing(value, source)
+
+
+def _refuse_numbers(cls: Any, given: Any, source: str) -> None:
+    """OmegaConf takes every number but 0 for true."""
+    for item in fields(cls):
+        value = given.get(item.name) if isinstance(given, Mapping) else None
+        if is_dataclass(item.type):
+            _refuse_numbers(item.type, value, source)
+        elif item.type is bool and type(value) is int and value not in (0, 1):
+            raise ConfigError(f"{source}: {item.name} must be true or false, not {value}")
 
 
 def _known_keys(cls: Any, prefix: str = "") -> Iterator[str]:

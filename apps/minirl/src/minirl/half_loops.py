@@ -20,12 +20,12 @@ class RolloutOnlyTrainer(Trainer):
     def fit(self) -> None:
         """Publish the weights once, then generate `total_training_steps` batches."""
         self._system.weight_sync.sync(self._version, "initial")
-        self._evaluate(step=0)
         for step in range(1, self._config.trainer.total_training_steps + 1):
             self._step(step)
 
     def _step(self, step: int) -> None:
         timer = StepTimer()
+        self._evaluate_first(timer, step)
         with self._phase(timer, step, "sync"):
             self._system.weight_sync.catch_up(self._version)
         samples = self._collect(timer, step)

@@ -76,6 +76,16 @@ def uninterrupted() -> Iterator[None]:
             _state.depth -= 1
 
 
+def put_handlers_back() -> None:
+    """Handle the signals as Python believes that they are, whatever native code has made of it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not None:  # else it was set before Python, and stays
+            signal.signal(number, handler)
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     _state.received = number
     if _state.depth == 0:

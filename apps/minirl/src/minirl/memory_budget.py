@@ -3,9 +3,11 @@
 A lower bound: activations, which depend on the samples, are left out.
 """
 
+import math
 from pathlib import Path
 
 import psutil
+from safetensors import safe_open
 
 from minirl.config import MiniRLConfig
 from rl_core.errors import ConfigError
@@ -18,15 +20,22 @@ _ACTOR_BASE = 0.7 * _GB
 """An actor rank with torch and transformers imported."""
 _DEFAULT_KV_GB = 0.25
 _TRAIN_BYTES = 16
-"""Bytes per parameter while training: float32 parameter, gradient and two Adam moments."""
+"""Bytes per parameter while training: float32 parameter, gradient and two Adam moments, spread
+over the ranks that share a copy."""
+_UNSHARDED_BYTES = 8
+"""Bytes per parameter that each rank on cpu holds in whole during an update: the gathered
+parameters, and gradients that are kept in float32 until the last micro-batch (with bfloat16, also
+those of the one before they are added up)."""
+_SERVED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAVED_BYTES = 12
 """Bytes per parameter while a checkpoint is written: a copy of all that but the gradient."""
 
 
 def check_memory(model: Path, actor_world: int, rollout_world: int, config: MiniRLConfig) -> None:
     """ConfigError if the estimate for this node exceeds the memory that is available."""
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    parameters = weights / 2  # as if bfloat16: never too few
+    parameters = _count_parameters(model)
+    # Not in the dtype they are stored in: actors hold float32, engines what they serve.
+    weights = parameters * _SERVED_BYTES[config.rollout.dtype]
     kv_gb = config.rollout.kv_cache_memory_gb
     kv = (_DEFAULT_KV_GB if kv_gb is None else kv_gb) * _GB
     tp_size = config.rollout.tensor_model_parallel_size
@@ -37,8 +46,8 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
     copies = actor_world / config.actor.engine_config.fsdp_size
     reference = 4 if config.algorithm.kl_coef > 0 else 0
     saved = _SAVED_BYTES if config.trainer.save_freq else 0
-    bytes_each = _TRAIN_BYTES + reference + saved
-    actors = actor_world * _ACTOR_BASE + copies * parameters * bytes_each
+    shared = copies * (_TRAIN_BYTES + reference + saved) + actor_world * _UNSHARDED_BYTES
+    actors = actor_world * _ACTOR_BASE + parameters * shared
     need = engines + buckets + actors
     free = psutil.virtual_memory().available
     if need > free:
@@ -49,3 +58,12 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
             "free; lower kv_cache_memory_gb, the number of replicas, or the bucket size"
         )
         raise ConfigError(msg)
+
+
+def _count_parameters(model: Path) -> int:
+    """By the headers of the files, which have been checked before."""
+    count = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="np") as stored:
+            count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+    return count

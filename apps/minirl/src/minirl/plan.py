@@ -205,8 +205,6 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
     algorithm = config.algorithm
     steps = config.trainer.total_training_steps
     optimizer = asdict(config.actor.optimizer_config)
-    # A run shorter than its warm-up is one that somebody tries out: let it.
-    optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps - 1)
     return {
         "model": {"local_path": str(model_path)},
         "engine": engine,

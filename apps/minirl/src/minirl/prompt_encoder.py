@@ -20,8 +20,9 @@ class PromptEncoder:
             return []
         templated = self._tokenizer.chat_template is not None
         texts = [self._render(raw) if templated else plain_text(raw) for raw in batch]
-        encoded = self._tokenizer(texts, add_special_tokens=not templated)["input_ids"]
-        return [list(ids) for ids in encoded]
+        # Not verbose: that a prompt is too long is for `LengthLimit` to say, in one line.
+        encoded = self._tokenizer(texts, add_special_tokens=not templated, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
 
     def has_unknown(self, ids: Sequence[int]) -> bool:
         """Whether some characters have no token in this model."""

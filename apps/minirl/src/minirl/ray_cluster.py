@@ -14,7 +14,7 @@ import ray
 from minirl import ray_watch
 from minirl.bounded import bounded
 from minirl.config import ClusterConfig
-from minirl.interruption import deferred
+from minirl.interruption import deferred, put_handlers_back
 from rl_core.errors import ConfigError, in_one_line
 from rl_core.logs import kv
 
@@ -106,7 +106,7 @@ def ray_session(
         yield
     finally:
         ray_watch.forget()
-        bounded(ray.shutdown, _STOP_S, "ray.shutdown")
+        leave()
 
 
 @contextlib.contextmanager
@@ -116,7 +116,16 @@ def _joined(address: str) -> Iterator[None]:
         _logger.info("Ray initialized. %s", kv(address=address, nodes=len(ray.nodes())))
         yield
     finally:
-        bounded(ray.shutdown, _STOP_S, "ray.shutdown")
+        leave()
+
+
+def leave() -> None:
+    """Shut Ray down, or leave the cluster; what SIGTERM does stays as it was.
+
+    Ray's shutdown resets it by sigaction(2), which Python does not notice: from then on the signal
+    would end this process before it has cleared away what the run leaves behind.
+    """
+    bounded(ray.shutdown, _STOP_S, "ray.shutdown", meanwhile=put_handlers_back)
 
 
 def _join(address: str) -> None:

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,11 @@ def _load(target: Target) -> Callable[..., Any] | Refused:
     if inspect.isclass(function):
         return Refused(f"{target.name!r} is a class, not a function", _functions(module))
     if callable(function):
-        return function  # type: ignore[no-any-return]
+        nameless = _nameless(function)
+        if nameless is None:
+            return function  # type: ignore[no-any-return]
+        how = "a reward is called with arguments by name"
+        return Refused(f"{target.name!r} takes {nameless!r} by position only; {how}", [])
     return Refused(f"it defines no function {target.name!r}", _functions(module))
 
 
@@ -109,6 +113,17 @@ def _functions(module: Any) -> list[str]:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
+
+
+def _nameless(function: Callable[..., Any]) -> str | None:
+    """A parameter that has to be given and cannot be given by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    only = inspect.Parameter.POSITIONAL_ONLY
+    empty = inspect.Parameter.empty
+    return next((p.name for p in parameters if p.kind is only and p.default is empty), None)
 
 
 def _signature(function: Callable[..., Any]) -> Loaded:
@@ -158,7 +173,9 @@ async def _await(result: Any) -> Any:
 
 
 def _rewards(result: Any) -> Rewards | Raised:
-    if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+    # A mapping would give its keys, a set its values in any order.
+    no_list = isinstance(result, str | bytes | Mapping | Set)
+    if no_list or not isinstance(result, Iterable):
         return Raised(f"it returned {type(result).__name__}, not a list of numbers")
     return Rewards([_number(value) for value in result])
 

@@ -1,6 +1,7 @@
 """The RL loop."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -42,13 +43,15 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     Attributes:
         step: training steps done before.
-        reward: mean reward.
-        accuracy: share of samples with the full reward of 1.
+        reward: mean reward of the samples that are rewarded.
+        accuracy: share of these with the full reward of 1.
+        seconds: generating and scoring.
     """
 
     step: int
     reward: float
     accuracy: float
+    seconds: float = 0.0
 
 
 class Trainer:
@@ -78,8 +81,6 @@ class Trainer:
         """The whole run, or the rest of it: `total_training_steps` steps between evaluations."""
         total = self._config.trainer.total_training_steps
         self._version = self._saved.restore()
-        if not self.evaluations:
-            self._evaluate(self._published_step)
         for step in range(self._published_step + 1, total + 1):
             self._step(step)
         self._save_checkpoint(total)
@@ -94,6 +95,7 @@ class Trainer:
     def _step(self, step: int) -> None:
         timer = StepTimer()
         served = self._version
+        self._evaluate_first(timer, step)
         with self._phase(timer, step, "save"):
             self._save_checkpoint(step - 1)
         with self._phase(timer, step, "sync"):
@@ -261,21 +263,29 @@ class Trainer:
         if record.error is None:  # else the version before was put back, and is served on
             self._version, self._published_step = version, step
 
+    def _evaluate_first(self, timer: StepTimer, step: int) -> None:
+        """What the policy can do before it is trained; part of the first step's time."""
+        if not self.evaluations:
+            with self._phase(timer, step, "eval"):
+                self._evaluate(step - 1)
+
     def _evaluate(self, step: int) -> None:
         """Complete the held-out prompts, with the same seeds every time."""
         prompts = self._data.held_out
         if not prompts:
             return
+        start = time.perf_counter()
         samples = self._complete(prompts, 1, "eval")
         self._score(samples)
-        rewards = [sample.raw_reward or 0.0 for sample in samples]
-        accuracy = fmean(reward >= 1 for reward in rewards)
-        self.evaluations.append(Evaluation(step, fmean(rewards), accuracy))
-        self._output.report_evaluation(step, {"reward": fmean(rewards), "accuracy": accuracy})
-        _logger.info(
-            "Evaluation: %s",
-            kv(step=step, samples=len(samples), reward=fmean(rewards), accuracy=accuracy),
-        )
+        # None is no reward, here as in training.
+        rewards = [sample.raw_reward for sample in samples if sample.raw_reward is not None]
+        reward = fmean(rewards) if rewards else 0.0
+        accuracy = fmean(reward >= 1 for reward in rewards) if rewards else 0.0
+        found = Evaluation(step, reward, accuracy, time.perf_counter() - start)
+        self.evaluations.append(found)
+        numbers = {"reward": reward, "accuracy": accuracy, "seconds": found.seconds}
+        self._output.report_evaluation(step, numbers)
+        _logger.info("Evaluation: %s", kv(step=step, samples=len(rewards), **numbers))
 
     # ------------------------------------------------------------------ files
 

@@ -250,7 +250,7 @@ class _Parts:
         wire = config.engine.wire_dtype
         self.full_tensors = FullTensors(model, conversions, self.directory, wire)
         self.perturbation = Perturbation(self.policy, wire)
-        self.offload = Offload(self.policy, self.optimizer, config.engine, self.device)
+        self.offload = Offload(self.policy, self.optimizer, config.engine, self.device, self._say)
         self.update = PolicyUpdate(
             self.policy,
             self.optimizer,

@@ -63,6 +63,7 @@ class FullTensors:
             for name, tensor in self._conversions.to_checkpoint(full).items():
                 meta = self._metas[name]
                 yield meta, tensor.to(dtype_of(meta.dtype)).contiguous()
+            del full, tensor  # before the next one is gathered
 
     def _describe(self) -> dict[str, TensorMeta]:
         """Metadata by checkpoint name in stream order; notes the dtype to gather each group in."""

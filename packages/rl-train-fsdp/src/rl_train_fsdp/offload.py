@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,24 +9,30 @@ import torch
 from rl_train_fsdp.wrapping import reshard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from rl_train_fsdp.config import EngineConfig
     from rl_train_fsdp.optimizer import ShardedAdamW
-
-logger = logging.getLogger(__name__)
 
 
 class Offload:
     """Moves what the configuration names off the device and back. Local on each rank."""
 
     def __init__(
-        self, policy: nn.Module, optimizer: ShardedAdamW, config: EngineConfig, device: torch.device
+        self,
+        policy: nn.Module,
+        optimizer: ShardedAdamW,
+        config: EngineConfig,
+        device: torch.device,
+        say: Callable[[str], None],
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
         self._config = config
         self._device = device
+        self._say = say
         self._told = False
         self.active = False
         """Whether something is off the device now."""
@@ -49,7 +54,7 @@ class Offload:
         wanted = self._config.param_offload or self._config.optimizer_offload
         if wanted and self._device.type == "cpu":
             if not self._told:
-                logger.info("Offload not applicable: device=cpu, parameters are in host memory")
+                self._say("Offload not applicable: device=cpu, parameters are in host memory")
                 self._told = True
             return False
         return wanted

@@ -23,7 +23,9 @@ def _decay(config: OptimizerConfig, step: int) -> float:
     total = config.total_training_steps
     if config.lr_scheduler_type == "constant" or total is None:
         return 1.0
-    progress = min(1.0, (step - config.warmup_steps) / (total - config.warmup_steps))
+    progress = 1.0
+    if step < total:  # else a warm-up to the end or beyond it would be a division by nothing
+        progress = (step - config.warmup_steps) / (total - config.warmup_steps)
     left = 1.0 - progress
     if config.lr_scheduler_type == "cosine":
         left = 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -5,8 +5,9 @@ entropy H = lse(z) - sum_j p_j z_j. The backward pass, worked out by hand,
 
     d log p(y) / dz_j = [j = y] - p_j          dH / dz_j = -p_j (log p_j + H)
 
-recomputes z chunk by chunk instead of keeping it, so that at no time more than one chunk of
-logits exists. The matrix products run in the dtype of h and W; everything after them in float32.
+recomputes z chunk by chunk instead of keeping it, so that at no time more than one chunk of logits
+exists, and one more array of its size beside it (two with a soft cap). The matrix products run in
+the dtype of h and W; everything after them in float32.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class _TokenLogProbs(torch.autograd.Function):  # type: ignore[misc]  # torch is
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for part in _chunks(hidden.shape[0], size):
             raw = _logits(hidden[part], weight, bias, head)
-            log_p = raw.div(temperature[part, None]).sub_(normaliser[part, None])
+            # The soft cap alone needs them again; the rest is done in place.
+            log_p = raw if head.softcap is None else raw.clone()
+            log_p.div_(temperature[part, None]).sub_(normaliser[part, None])
             outer = [None if grad is None else grad[part, None] for grad in grads]
             grad = _grad_logits(log_p, targets[part, None], entropy[part, None], outer)
             grad = _through_head(grad.div_(temperature[part, None]), raw, head)
@@ -108,6 +111,7 @@ class _TokenLogProbs(torch.autograd.Function):  # type: ignore[misc]  # torch is
             grad = grad.to(weight.dtype)
             grad_hidden[part] = grad @ weight
             _add_product(grad_weight, grad, hidden[part])
+            del raw, log_p, grad  # before the next ones are made
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), grad_bias, None, None, None
 
@@ -123,15 +127,21 @@ def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
 def _grad_logits(
     log_p: Tensor, targets: Tensor, entropy: Tensor, outer: list[Tensor | None]
 ) -> Tensor:
-    """Gradient of z, given those of log p(y) and of H, each (n, 1) or None."""
-    probs = log_p.exp()
+    """Gradient of z, given those of log p(y) and of H, each (n, 1) or None, one of them given.
+
+    In the memory of `log_p`, beside which there is one more of its size if H has a gradient.
+    """
     of_log_prob, of_entropy = outer
-    grad = torch.zeros_like(probs)
-    if of_entropy is not None:
-        grad.sub_((log_p + entropy).mul_(probs).mul_(of_entropy))
-    if of_log_prob is not None:
-        grad.sub_(probs.mul_(of_log_prob)).scatter_add_(-1, targets, of_log_prob)
-    return grad
+    if of_entropy is None:
+        grad = log_p.exp_().mul_(of_log_prob)
+    else:
+        probs = log_p.exp()
+        grad = log_p.add_(entropy).mul_(of_entropy)
+        if of_log_prob is not None:
+            grad.add_(of_log_prob)
+        grad.mul_(probs)
+    grad.neg_()
+    return grad if of_log_prob is None else grad.scatter_add_(-1, targets, of_log_prob)
 
 
 def _chunks(rows: int, size: int) -> Iterator[slice]:

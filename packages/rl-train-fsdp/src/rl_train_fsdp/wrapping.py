@@ -123,16 +123,28 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype, *, reshard: bool
         cast_forward_inputs=False,
     )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed}
-    wrapped = set()
-    names = set(getattr(policy.model, "_no_split_modules", None) or ())
-    for module in policy.model.modules():
-        kind = type(module).__name__
-        if kind in names:
-            fully_shard(module, reshard_after_forward=reshard, **options)
-            wrapped.add(kind)
+    layers = _layers(policy.model)
+    wrapped = {type(layer).__name__ for layer in layers}  # before FSDP2 gives them other classes
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=reshard, **options)
     # The head and the embedding may be one tied tensor, so they stay in one group.
     fully_shard(policy, reshard_after_forward=False, **options)
     return sorted(wrapped)
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Modules that transformers keeps whole; the outer one where it names one inside another.
+
+    (Mamba's block and the mixer in it: a group's parameters cannot be in another group as well.)
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules():  # an outer one comes before what is in it
+        if type(module).__name__ in names and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
+    return found
 
 
 def allocate(policy: nn.Module, device: torch.device) -> None:
