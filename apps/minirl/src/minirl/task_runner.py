@@ -63,7 +63,7 @@ class TaskRunner:
             self._resumption.check(self._config, self._plan.model_path)
         check_cluster(self._config.cluster, resource_name(self._plan.device), self._plan.slots)
         self._recorded = _recorded(self._plan)
-        with reward_log() as log:
+        with contextlib.ExitStack() as self._ending, reward_log() as log:
             self._data = load_task_data(self._plan, log.path)
             with contextlib.closing(self._data.scorer):
                 run_dir = self._run_dir()
@@ -110,7 +110,9 @@ class TaskRunner:
             traceback.print_exc()
             _logger.error("Run failed: %s: %s", type(error).__name__, in_one_line(error))  # noqa: TRY400
         finally:
-            with uninterrupted(), contextlib.ExitStack() as end:
+            # Until all that is temporary has been removed, which is further out.
+            self._ending.enter_context(uninterrupted())
+            with contextlib.ExitStack() as end:
                 end.callback(end_descendants, _GRACE_S)
                 end.callback(parts.close)
                 self._settle()
