@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -48,8 +49,7 @@ SGLANG = (
 @contextlib.contextmanager
 def stock_server(engine: str, model: Path, log: Path) -> Iterator[str]:
     """`host:port` of a vLLM or SGLang that serves `model`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     where = ("--host", "127.0.0.1", "--port", str(port))
     if engine == "vllm":
         # `vllm serve` wants a distribution called vllm, which the CPU build is not.
@@ -63,6 +63,15 @@ def stock_server(engine: str, model: Path, log: Path) -> Iterator[str]:
     with _running(command, env, log) as process:
         _wait_for(f"http://{address}{ready}", process, log)
         yield address
+
+
+def _free_port() -> int:
+    """One that the system gives to nobody else until the server has come to bind it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager

@@ -175,7 +175,9 @@ def test_the_loop_goes_on_with_the_version_that_is_served(tmp_path, error, serve
     """What its samples are said to come from, and what late replicas are brought to."""
     record = SyncRecord(2, "trained", "e1.s3", "disk", error=error)
     sync = SimpleNamespace(version_of=PolicyVersion, sync=lambda version, phase: record)
-    output, system = SimpleNamespace(path=tmp_path), SimpleNamespace(weight_sync=sync)
+    workers = SimpleNamespace(world_size=1)
+    system = SimpleNamespace(weight_sync=sync, workers=workers)
+    output = SimpleNamespace(path=tmp_path)
     trainer = Trainer(load_config([]), None, output, system)
     trainer._publish(3)
     assert str(trainer._version) == served

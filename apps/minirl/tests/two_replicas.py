@@ -150,7 +150,7 @@ def ready(futures, timeout_s):
     return list(done), [future for future in futures if future not in done]
 
 
-def fetch(future, who):
+def fetch(future, who, log=None):
     try:
         return future.result()
     except DeathError:

@@ -60,7 +60,9 @@ class ProcessGroup:
 
     def side_group(self) -> dist.ProcessGroup:
         """Another group of the same ranks, for a thread of each beside the training. Collective."""
-        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        gloo_backend.register()
+        limit = timedelta(seconds=self._timeout_s)
+        return dist.new_group(backend=gloo_backend.ONE_THREAD_GLOO, timeout=limit)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks of a host tensor, in place."""
