@@ -4,9 +4,11 @@ frozen    the learning rate is 0; weights are synced as always
 unsynced  the actor is trained; every weight sync is left out, so the engine serves what it served
 healthy   trained and synced
 
-Then many syncs in a row; what the processes hold before and after them is in holdings.json.
+Then many syncs in a row; what the processes hold before and after them is in holdings.json. Then it
+goes on until somebody ends it.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -52,10 +54,13 @@ _fit = Trainer.fit
 def _fit_and_sync_on(self):
     _fit(self)
     held = [holdings(BEGUN)]
-    for step in range(STEPS + 1, STEPS + 1 + SYNCS[self._config.rollout.name]):
+    synced = STEPS + SYNCS[self._config.rollout.name]
+    for step in range(STEPS + 1, synced + 1):
         self._system.weight_sync.sync(PolicyVersion(1, step), "trained")
     held.append(holdings(BEGUN))
     (self._output.path / HOLDINGS).write_text(json.dumps(held))
+    for step in itertools.count(synced + 1):
+        self._step(step)
 
 
 system.FusedActorRolloutWorker = FrozenAtFirst

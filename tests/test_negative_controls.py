@@ -2,14 +2,20 @@
 
 A run without a learning rate, one without syncs, and a healthy one of the same length, one after
 the other in one run of `phased_run.py`: what differs between them is one switch, and what is
-common to them is everything else. And many syncs in a row leave nothing behind.
+common to them is everything else. Many syncs in a row follow, and the run is ended in the middle
+of its loop, one by a signal, one by the death of its engine.
 """
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
+from endings import interrupt, kill_engine
 from phases import FROZEN, HEALTHY, HOLDINGS, STEPS, SYNCS, UNSYNCED
+from whole_runs import Runner
+
+from rl_core.versions import PolicyVersion
 
 pytestmark = pytest.mark.engine
 
@@ -17,9 +23,16 @@ TESTS = Path(__file__).parent
 UNTRAINED, TRAINED = 0.3, 0.8
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_only_an_engine_that_is_trained_and_synced_gives_better_samples(runner, engine):
-    run = runner.complete(
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(engine, tmp_path_factory):
+    """A run that has gone through its phases and its many syncs, and goes on."""
+    runner = Runner(tmp_path_factory.mktemp(engine))
+    run = runner.start(
         f"rollout.name={engine}",
         f"trainer.total_training_steps={STEPS}",
         f"reward.path={TESTS / 'digits_reward.py'}",
@@ -30,15 +43,28 @@ def test_only_an_engine_that_is_trained_and_synced_gives_better_samples(runner, 
         "data.eval_size=0",
         program=TESTS / "phased_run.py",
     )
-    assert run.code == 0, run.log
+    run.wait_for(f"[Step {STEPS + SYNCS[engine] + 1}/", 400)
+    yield run
+    runner.close()
+
+
+def test_its_end_leaves_nothing(engine, run):
+    """The first of these tests: what the others look at is complete when the run has ended."""
+    if engine == "vllm":
+        interrupt(run, signal.SIGINT)
+    else:
+        kill_engine(run)
+
+
+def test_only_an_engine_that_is_trained_and_synced_gives_better_samples(run):
     frozen, unsynced, healthy = (
         [run.metrics[step - 1] for step in phase] for phase in (FROZEN, UNSYNCED, HEALTHY)
     )
-    syncs = run.summary["syncs"][: -SYNCS[engine]]
+    syncs = run.summary["syncs"]
+    syncs = [sync for sync in syncs if PolicyVersion.parse(sync["version"]).step <= STEPS]
     check_frozen(run, frozen, syncs)
     check_unsynced(run, unsynced)
     check_healthy(run, healthy, syncs)
-    check_holdings(*json.loads((run.run_dir / HOLDINGS).read_text()))
 
 
 def check_frozen(run, lines, syncs):
@@ -76,8 +102,8 @@ def check_healthy(run, lines, syncs):
     assert len(digests) == len(set(digests)) == len(HEALTHY) + 2
 
 
-def check_holdings(before, after):
-    """Many syncs leave memory, open files and shared memory as they were."""
+def test_many_syncs_leave_memory_files_and_shared_memory_as_they_were(run):
+    before, after = json.loads((run.run_dir / HOLDINGS).read_text())
     assert after["processes"] == before["processes"]
     assert after["threads"] <= before["threads"] + 10  # Ray's pools breathe
     assert after["files"] <= before["files"]

@@ -14,7 +14,7 @@ from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.perturbation import Perturbation
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
-from minirl.weight_sync import SyncSettings
+from minirl.sync_settings import SyncSettings
 from minirl.workers import FusedActorRolloutWorker
 from rl_core import plugins
 from rl_core.errors import DigestMismatchError, ReplicaFencedError, VerificationError

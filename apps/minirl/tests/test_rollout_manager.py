@@ -13,7 +13,8 @@ from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Moved
-from minirl.weight_sync import SyncSettings, WeightSync
+from minirl.sync_settings import SyncSettings
+from minirl.weight_sync import WeightSync
 from rl_core import plugins
 from rl_core.deadlines import Deadline
 from rl_core.errors import (

@@ -13,7 +13,7 @@ from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.ray_launcher import MemberDiedError
 from minirl.resource_pool import Bundle, ResourcePool
 from minirl.rollout_manager import RolloutManager
-from minirl.weight_sync import SyncSettings
+from minirl.sync_settings import SyncSettings
 from minirl.worker_calls import WorkerCall
 from minirl.workers import ActorWorker
 from rl_core import plugins

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from minirl.replica_faults import faults_in_closing, faults_in_transfer
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order
-from minirl.weight_sync import SyncSettings, WeightSync
+from minirl.sync_settings import SyncSettings
+from minirl.weight_sync import WeightSync
 from minirl.worker_calls import Witness, wait_all
 from minirl.worker_group import WorkerGroup
 from rl_core import plugins

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from minirl.rollout_manager import RolloutManager
 from minirl.sync_record import Clock, Moved, Order
-from minirl.weight_sync import SyncSettings, WeightSync
+from minirl.sync_settings import SyncSettings
+from minirl.weight_sync import WeightSync
 from minirl.worker_group import WorkerGroup
 from rl_core.logs import kv
 from rl_core.versions import VersionStore

@@ -17,7 +17,8 @@ from minirl.resource_pool import ResourcePool
 from minirl.rollout_manager import RolloutManager
 from minirl.run_output import RunOutput
 from minirl.run_state import VERSION_FILE
-from minirl.weight_sync import SyncSettings, WeightSync
+from minirl.sync_settings import SyncSettings
+from minirl.weight_sync import WeightSync
 from minirl.worker_group import WorkerGroup
 from minirl.worker_process import ProcessSettings
 from minirl.workers import ActorWorker, FusedActorRolloutWorker

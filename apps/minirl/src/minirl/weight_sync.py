@@ -20,6 +20,7 @@ from minirl.sync_record import (
     SyncRecord,
     last_published,
 )
+from minirl.sync_settings import SyncSettings
 from rl_core.errors import LifecycleError, MiniRLError, VerificationError, in_one_line
 from rl_core.logs import kv
 from rl_core.tensor_counts import TensorCounts
@@ -37,26 +38,6 @@ TRAINED = "trained"
 """Phase of a sync that publishes what a training step has made."""
 JOINING = "joining"
 """Phase of a sync that only brings late replicas up to date."""
-
-
-class SyncSettings(msgspec.Struct, frozen=True):
-    """What a sync needs to know of the configuration.
-
-    Attributes:
-        run_id: of the run; part of every manifest.
-        mode: `fused` or `separate`.
-        checkpoint_engine: how the log names the way that the weights take.
-        timeout_s: deadline of one sync.
-        free_cache_engine: free the engines' memory between `release` and `sync` (fused).
-        verify_light: digests travel with the tensors and are recomputed before loading.
-    """
-
-    run_id: str
-    mode: str
-    checkpoint_engine: str
-    timeout_s: float
-    free_cache_engine: bool
-    verify_light: bool
 
 
 class WeightSync(ABC):
