@@ -4,9 +4,9 @@ import json
 import logging
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
+from data_settings import settings_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -24,20 +24,6 @@ def tokenizer(tmp_path_factory):
     write_tokenizer(directory, 1024)
     (directory / "config.json").write_text('{"model_type": "qwen3"}')
     return AutoTokenizer.from_pretrained(directory)
-
-
-def settings_with(**changes):
-    values = {
-        "task": "repeat",
-        "path": None,
-        "reasoning_gym": None,
-        "prompt_key": "prompt",
-        "eval_path": None,
-        "eval_size": 0,
-        "max_prompt_length": 512,
-        "on_long_prompt": "error",
-    }
-    return SimpleNamespace(**{**values, **changes})
 
 
 def write_jsonl(path, records):

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_settings import settings_with
 from transformers import PreTrainedTokenizerFast
 
 from minirl.char_tokenizer import write_tokenizer
@@ -31,24 +32,10 @@ def tokenizer(tmp_path):
     return PreTrainedTokenizerFast.from_pretrained(tmp_path)
 
 
-def settings_with(task_path, **changes):
-    values = {
-        "task": str(task_path),
-        "path": None,
-        "reasoning_gym": None,
-        "prompt_key": "prompt",
-        "eval_path": None,
-        "eval_size": 0,
-        "max_prompt_length": 512,
-        "on_long_prompt": "error",
-    }
-    return SimpleNamespace(**{**values, **changes})
-
-
 def test_the_one_in_the_readme(task, tokenizer):
     source = re.search(r"```python\n(# task.py.*?)```", README.read_text(), re.DOTALL)[1]
     assert 20 <= len(source.splitlines()) <= 40
-    data = settings_with(task(source), eval_size=4)
+    data = settings_with(task=str(task(source)), eval_size=4)
     train, held_out = load_prompts(data, tokenizer, seed=1)
     assert len(held_out) == 4
     assert {item.text for item in train}.isdisjoint(item.text for item in held_out)
@@ -109,12 +96,12 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_too_few_prompts_to_hold_out(task, tokenizer):
-    data = settings_with(task("prompts = ['a', 'b']"), eval_size=2)
+    data = settings_with(task=str(task("prompts = ['a', 'b']")), eval_size=2)
     with pytest.raises(ConfigError, match=r"task\.py has only 2 prompts"):
         load_prompts(data, tokenizer, seed=1)
 
 
 def test_prompts_come_from_one_source(task, tokenizer):
-    data = settings_with(task("prompts = ['a']"), path="p.jsonl")
+    data = settings_with(task=str(task("prompts = ['a']")), path="p.jsonl")
     with pytest.raises(ConfigError, match=r"data\.path and data\.task=.* exclude each other"):
         load_prompts(data, tokenizer, seed=1)

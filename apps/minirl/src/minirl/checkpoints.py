@@ -1,13 +1,13 @@
 """Training checkpoints and the final model of a run."""
 
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from minirl.run_state import ACTOR, RunState
+from rl_core.durable import sync_path
 from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
@@ -75,10 +75,10 @@ class Checkpoints:
         path = self._path(state.step)
         staged = _hidden(path, _STAGED)
         state.write(staged)
-        _sync(staged)
+        sync_path(staged)
         _remove(path)
         staged.rename(path)
-        _sync(self._directory)
+        sync_path(self._directory)
         for old in complete(self._directory)[: -self._keep_last]:
             _remove(old)
         _logger.info("Checkpoint saved: %s", kv(step=state.step, path=path))
@@ -128,11 +128,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         path.rename(removed)
         shutil.rmtree(removed)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

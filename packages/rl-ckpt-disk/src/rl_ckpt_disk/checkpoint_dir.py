@@ -22,6 +22,7 @@ from pathlib import Path
 from rl_ckpt_disk.disk_errors import translated
 from rl_ckpt_disk.leases import own, unless_in_use
 from rl_ckpt_disk.ready import READY_FILE
+from rl_core.durable import sync_path
 from rl_core.versions import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -164,9 +165,9 @@ class StagedDirectory:
         self.write(READY_FILE, marker)
         with translated("publishing a checkpoint", self.final):
             for directory in (*_subdirectories(self.path), self.path):
-                _sync_directory(directory)
+                sync_path(directory)
             self.path.rename(self.final)
-            _sync_directory(self.final.parent)
+            sync_path(self.final.parent)
         self._unlock()
         return self.final
 
@@ -212,14 +213,6 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 def _subdirectories(path: Path) -> list[Path]:
     return [child for child in path.iterdir() if child.is_dir()]
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _file_name(run_id: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rl_core.durable import sync_path
 from rl_core.errors import ConfigError, StaleVersionError
 
 _PATTERN = re.compile(r"e(0|[1-9]\d*)\.s(0|[1-9]\d*)", re.ASCII)
@@ -95,13 +96,4 @@ class VersionStore:
             file.flush()
             os.fsync(file.fileno())
         staged.replace(self._path)
-        _sync_directory(self._path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename in `path` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync_path(self._path.parent)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import TYPE_CHECKING
+
+from rl_core.durable import sync_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,19 +28,11 @@ def publish(path: Path) -> None:
     """Give the staged directory its name, durably; a directory of that name is replaced."""
     staged, old = staged_path(path), path.with_name(f".{path.name}.old")
     for item in sorted(staged.rglob("*")):
-        _sync(item)
-    _sync(staged)
+        sync_path(item)
+    sync_path(staged)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)
     staged.rename(path)
-    _sync(path.parent)
+    sync_path(path.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(item: Path) -> None:
-    descriptor = os.open(item, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

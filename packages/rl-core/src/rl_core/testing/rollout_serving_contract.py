@@ -161,17 +161,7 @@ class ServingContract(Contract, contract=True):
     def test_pause_keep_records_both_versions(self, case: RolloutCase) -> None:
         """A kept request goes on under the new version, and says from which token on."""
         self.need(RolloutCapability.PAUSE_KEEP)
-        for delay_s in DELAYS_S:
-            version, completions = self._paused_update(case, PauseMode.KEEP, delay_s)
-            assert {item.finish_reason for item in completions} <= {"length"}
-            both = [item for item in completions if len(item.version_spans) == 2]
-            for item in both:
-                assert _began_under(item, version)
-                _assert_prefix(item, case.base_a)
-            if both:
-                self._assert_recomputed(case, both[0])
-                return
-        pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
+        self._assert_recomputed(case, self._caught(case, PauseMode.KEEP))
 
     def test_pause_in_place_records_both_versions(self, case: RolloutCase) -> None:
         """A request keeps the KV that it has, says which version sampled what, and keeps it alone.
@@ -179,17 +169,8 @@ class ServingContract(Contract, contract=True):
         Others with the same prompt are answered by the new version only (`_paused_update` asks).
         """
         self.need(RolloutCapability.PAUSE_IN_PLACE)
-        for delay_s in DELAYS_S:
-            version, completions = self._paused_update(case, PauseMode.IN_PLACE, delay_s)
-            assert {item.finish_reason for item in completions} <= {"length"}
-            both = [item for item in completions if len(item.version_spans) == 2]
-            for item in both:
-                assert _began_under(item, version)
-                _assert_prefix(item, case.base_a)
-            if both:
-                assert _following(both[0]) not in _anew(case, both[0]), "its KV was computed again"
-                return
-        pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
+        caught = self._caught(case, PauseMode.IN_PLACE)
+        assert _following(caught) not in _anew(case, caught), "its KV was computed again"
 
     @pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
     def test_requests_in_flight_follow_on_update(self, case: RolloutCase, mode: PauseMode) -> None:
@@ -233,6 +214,19 @@ class ServingContract(Contract, contract=True):
                 return mode
         self.need(RolloutCapability.PAUSE_ABORT)
         raise AssertionError
+
+    def _caught(self, case: RolloutCase, mode: PauseMode) -> Completion:
+        """A completion that a paused update came into the middle of; all such are checked."""
+        for delay_s in DELAYS_S:
+            version, completions = self._paused_update(case, mode, delay_s)
+            assert {item.finish_reason for item in completions} <= {"length"}
+            both = [item for item in completions if len(item.version_spans) == 2]
+            for item in both:
+                assert _began_under(item, version)
+                _assert_prefix(item, case.base_a)
+            if both:
+                return both[0]
+        pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
 
     def _paused_update(
         self, case: RolloutCase, mode: PauseMode, delay_s: float
