@@ -95,7 +95,8 @@ class Herald(Worker):
         self, station: Station, successor: Neighbour, last: int, deadline: Deadline
     ) -> None:
         """`last` is the sequence with which the version ends."""
-        super().__init__("mooncake herald", deadline)
+        waiting_for = f"the next receiver, at {successor.session}, to take what is announced"
+        super().__init__("mooncake herald", deadline, waiting_for)
         self._station = station
         self._successor = successor
         self._last = last
@@ -126,7 +127,7 @@ class Relay(Worker):
         self, station: Station, pieces: PiecePlan, predecessor: Neighbour, deadline: Deadline
     ) -> None:
         """Reads nothing before `grant`."""
-        super().__init__("mooncake relay", deadline)
+        super().__init__("mooncake relay", deadline, "this receiver's consumer to begin")
         self._station = station
         self._pieces = pieces
         self._predecessor = predecessor
@@ -150,6 +151,7 @@ class Relay(Worker):
     def work(self) -> None:
         """Read all buckets."""
         for bucket, pieces in enumerate(self._pieces.pieces):
+            self.waiting_for = f"this receiver's consumer to leave the buffer of bucket {bucket}"
             self.await_change(lambda bucket=bucket: self._granted >= bucket)  # type: ignore[misc]
             self._await_successor(bucket)
             for piece in pieces:
@@ -159,6 +161,7 @@ class Relay(Worker):
         if self._herald is not None and bucket >= BUFFERS:
             due = self._pieces.through[bucket - BUFFERS]
             magic = self._station.magic
+            self.waiting_for = f"the next receiver to read bucket {bucket - BUFFERS}"
             wait_until(lambda: magic.count(TAKEN) >= due, self.go_on)
 
     def _take(self, bucket: int, piece: Piece) -> None:

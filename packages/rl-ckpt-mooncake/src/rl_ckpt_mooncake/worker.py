@@ -24,11 +24,13 @@ class StoppedError(MiniRLError):
 class Worker(ABC):
     """One thread for one version; the thread that made it waits for it under a `Watch`."""
 
-    def __init__(self, name: str, deadline: Deadline) -> None:
-        """`deadline` is that of the sync: the worker ends by itself then, unless it blocks."""
+    def __init__(self, name: str, deadline: Deadline, waiting_for: str) -> None:
+        """`deadline` is that of the sync: the worker ends by itself then, unless it blocks.
+
+        `waiting_for` is what it says of its work, if the deadline passes over it.
+        """
         self._deadline = deadline
-        self.waiting_for = "the neighbours in the chain"
-        """What the thread says of its work, if the deadline passes over it."""
+        self.waiting_for = waiting_for
         self._changed = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
