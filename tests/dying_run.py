@@ -1,14 +1,12 @@
 """`minirl`, in which a member is killed at a chosen point of the second sync.
 
-    python tests/dying_run.py MEMBER:POINT[:native] FILE [arguments of minirl]
+    python tests/dying_run.py MEMBER:POINT FILE [arguments of minirl]
 
 Members: actor, checkpoint_worker, engine. Points: prepare, midway (after the first tensors), end
 (everything is handed over, nothing acknowledged), loading (a moment later). The time of the death
-goes into FILE. It is killed from outside, or, `native`, aborted by the C library, which finds that
-memory is freed that was never allocated.
+goes into FILE.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,7 +17,7 @@ from pathlib import Path
 from minirl import system
 from minirl.main import run
 
-MEMBER, POINT, *NATIVE = sys.argv.pop(1).split(":")
+MEMBER, POINT = sys.argv.pop(1).split(":")
 FILE = str(Path(sys.argv.pop(1)).resolve())
 FUSED = "config=separate" not in sys.argv
 FATAL_SYNC = 2
@@ -28,9 +26,6 @@ LATER_S = 0.02
 
 def _die(pid):
     Path(FILE).write_text(str(time.time()))
-    if NATIVE:
-        inside = ctypes.addressof(ctypes.create_string_buffer(64)) + 24
-        ctypes.CDLL(None).free(ctypes.c_void_p(inside))
     os.kill(pid, signal.SIGKILL)
 
 

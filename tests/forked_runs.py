@@ -1,15 +1,17 @@
 """Runs `minirl` once for each line of standard input, in a fork of this process.
 
 A line is JSON: arguments, log file, working directory. This process has imported what a run imports
-before it refuses its arguments; starting a new interpreter for each would take most of the time.
-Prints the exit code of each.
+before it refuses its arguments, by one that is refused late; starting a new interpreter for each
+would take most of the time. Prints the exit code of each.
 """
 
+import contextlib
+import io
 import json
 import os
 import sys
 
-from minirl.main import run
+from minirl.main import main, run
 
 
 def _run(arguments: list[str], log: str, directory: str) -> None:
@@ -20,6 +22,9 @@ def _run(arguments: list[str], log: str, directory: str) -> None:
     sys.argv = ["minirl", *arguments]
     run()
 
+
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    main(["data.path=/no/such/prompts.parquet"])
 
 for line in sys.stdin:
     pid = os.fork()

@@ -1,6 +1,7 @@
 """However a run ends, nothing of it is left, and the cause is printed once.
 
-A signal in the loop, and the death of an engine in it, end the runs of test_negative_controls.py.
+A signal in the loop, and the death of an engine in it, end the runs of test_negative_controls.py;
+a member that native code aborts ends one of test_separate.py.
 """
 
 import json
@@ -12,7 +13,7 @@ from endings import interrupt
 from readmes import app_arguments, commands, write_example
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from whole_runs import ONE_ACTOR, Death, Runner
+from whole_runs import ONE_ACTOR, Runner
 
 from minirl.tiny_model import ensure_tiny_model
 
@@ -35,14 +36,6 @@ def test_a_signal_while_servers_start_ends_it(runner):
     run = runner.start("trainer.total_training_steps=100000", *ONE_ACTOR)
     run.wait_for("Starting rollout servers", 180)
     interrupt(run, signal.SIGTERM)
-
-
-def test_a_member_aborted_in_a_sync_ends_it_with_its_last_words(runner, tmp_path):
-    """One of the 44 that tools/kill_members.py kills; an engine's is elsewhere."""
-    death = Death(runner, "mooncake", "checkpoint_worker", "midway:native", tmp_path)
-    assert death.ended_well, death.run.log
-    assert "checkpoint_worker rank 0 died: free(): invalid pointer; *** SIGABRT" in death.causes[0]
-    assert "checkpoint_worker_0.log" in death.causes[0]
 
 
 STARTED, RESUMED = (command for command in commands() if "trainer.run_dir=my_run" in command)

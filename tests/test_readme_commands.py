@@ -5,10 +5,11 @@ import subprocess
 
 import pytest
 from readmes import ROOT, app_arguments, commands, write_example
+from whole_runs import ONE_ACTOR
 
 pytestmark = pytest.mark.engine
 
-SHORT = ("trainer.total_training_steps=1", "data.eval_size=0")
+SHORT = ("trainer.total_training_steps=1", "data.eval_size=0", *ONE_ACTOR)
 SMALL = ("data.train_batch_size=2", "algorithm.ppo_mini_batch_size=8")
 
 ELSEWHERE = {

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ class Death:
     def __init__(
         self, runner: Runner, transport: str, member: str, point: str, directory: Path
     ) -> None:
-        """`point` is one of tests/dying_run.py, with `:native` for a death in native code."""
+        """`point` is one of tests/dying_run.py."""
         moment = directory / "moment"
         mode = () if transport == "fused" else ("config=separate",)
         if mode:
@@ -281,16 +281,17 @@ class WitnessedRuns:
         self._root = root
         self._runner = Runner(root)
         self._runs: dict[str, Run] = {}
+        self._nodes = contextlib.ExitStack()
+        self._address: str | None = None
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._runs:
             kind, arguments = WITNESSED[name]
             model = self._root / f"model-{name}"
             build_tiny_model(model, kind=kind, seed=3)
-            separate = "config=separate" in arguments
-            nodes = self._two_nodes() if separate else contextlib.nullcontext(())
-            with nodes as joining:
-                self._runs[name] = self._complete(model, *arguments, *joining)
+            if "config=separate" in arguments:
+                arguments = (*arguments, f"cluster.ray_address={self._two_nodes()}")
+            self._runs[name] = self._complete(model, *arguments)
         return self._runs[name]
 
     def _complete(self, model: Path, *arguments: str) -> Run:
@@ -302,20 +303,22 @@ class WitnessedRuns:
             program=Path(__file__).parent / "witnessed_run.py",
         )
 
-    @contextlib.contextmanager
-    def _two_nodes(self) -> Iterator[tuple[str, ...]]:
-        """Arguments that make a run join a cluster of two nodes."""
-        program = Path(__file__).parent / "two_nodes.py"
-        with subprocess.Popen(
-            [sys.executable, str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            address = process.stdout.readline().strip()
-            yield (f"cluster.ray_address={address}",)
-            process.stdin.close()
-            process.wait(30)
+    def _two_nodes(self) -> str:
+        """Address of a cluster of two nodes, which one run after the other joins."""
+        if self._address is None:
+            program = Path(__file__).parent / "two_nodes.py"
+            process = subprocess.Popen(
+                [sys.executable, str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._nodes.enter_context(process)
+            self._nodes.callback(process.wait, 30)
+            self._nodes.callback(process.stdin.close)
+            self._address = process.stdout.readline().strip()
+        return self._address
 
     def close(self) -> None:
+        self._nodes.close()
         self._runner.close()

@@ -5,8 +5,10 @@
    may be answered after it, and a following sync must bring everything in order again.
 3. What if a bit of the engine's own weights flips after they were loaded, before they are served?
    The same.
+4. Over mooncake: what if native code ends a member in the middle of a sync? That ends the run.
 """
 
+import ctypes
 import dataclasses
 import json
 import sys
@@ -14,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from witnesses import FLIPPED, SERVED, requests
+from witnesses import ABORTED, FLIPPED, SERVED, requests
 
 from minirl import system
 from minirl.main import run
@@ -38,6 +40,21 @@ class _Tampering:
             return update_weights(self._with_a_flipped_byte(leases), manifest, deadline)
 
         adapter.update_weights = tampering
+
+    def abort_once(self):
+        """In the next sync the C library finds that memory is freed which was never allocated."""
+        update_weights = self._adapter.update_weights
+
+        def aborting(leases, manifest, deadline):
+            return update_weights(self._then_none(leases), manifest, deadline)
+
+        self._adapter.update_weights = aborting
+
+    def _then_none(self, leases):
+        for lease in leases:
+            yield lease
+            inside = ctypes.addressof(ctypes.create_string_buffer(64)) + 24
+            ctypes.CDLL(None).free(ctypes.c_void_p(inside))
 
     def tampered_tensor(self):
         """Name of the tensor that was changed here."""
@@ -98,10 +115,14 @@ def answers(trainer):
     return [(completion.token_ids, completion.log_probs) for completion in completions]
 
 
+def feeders(trainer):
+    """The workers that feed the engine."""
+    return getattr(trainer._system, "_receivers", trainer._system.workers)
+
+
 def tampered_sync(trainer, version):
     """How a sync with a changed byte ends, and what a request gets after it."""
-    system = trainer._system
-    feeding = getattr(system, "_receivers", system.workers)
+    feeding = feeders(trainer)
     feeding.call_rank(0, "tamper_once", timeout_s=20)
     found = failed_sync(trainer, version)
     return found | {"tensor": feeding.call_rank(0, "tampered_tensor", timeout_s=20)}
@@ -153,6 +174,9 @@ def _fit_and_ask(self):
     sync.sync(PolicyVersion(1, step + 3), "trained")
     found["repaired"] = answers(self)
     (self._output.path / SERVED).write_text(json.dumps(found))
+    if self._config.checkpoint_engine.backend == ABORTED:
+        feeders(self).call_rank(0, "abort_once", timeout_s=20)
+        sync.sync(PolicyVersion(1, step + 4), "trained")
 
 
 Trainer.fit = _fit_and_ask

@@ -20,6 +20,8 @@ SERVED = "served.json"
 """File in the run directory with what the run's own engine answered in the end."""
 FLIPPED = "model.layers.1.self_attn.qkv_proj.weight"
 """Run-time tensor of the engine in which a bit is flipped."""
+ABORTED = "mooncake"
+"""Checkpoint engine whose run ends with a member that native code aborts."""
 
 Answers = list[tuple[list[int], list[float]]]
 
