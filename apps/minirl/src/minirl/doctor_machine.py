@@ -15,6 +15,7 @@ import psutil
 
 from minirl.devices import REMEDY, accelerator, unused_accelerator
 from minirl.findings import MISSING, NOTE, OK, Finding
+from minirl.machine_memory import group_limit
 
 _GB = 1 << 30
 _RUN_BYTES = 4 * _GB
@@ -66,7 +67,7 @@ def _system() -> Finding:
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
-    group = _group_limit()
+    group = group_limit()
     words = f"memory: {free / _GB:.1f} GB of {total / _GB:.1f} GB free"
     if group is not None:
         limit, left = group
@@ -78,16 +79,6 @@ def _memory() -> Finding:
         remedy = f"the default run needs {_RUN_BYTES // _GB} GB: end other programs"
         return Finding(NOTE, words, remedy)
     return Finding(OK, words)
-
-
-def _group_limit() -> tuple[int, int] | None:
-    """Bytes that the control group of this process may take, and those left; None: no limit."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return (int(limit), max(0, int(limit) - used)) if limit.isdigit() else None
 
 
 def _devices() -> Iterator[Finding]:
