@@ -16,14 +16,14 @@ import psutil
 from minirl.devices import REMEDY, accelerator, unused_accelerator
 from minirl.findings import MISSING, NOTE, OK, Finding
 from minirl.machine_memory import group_limit
+from minirl.socket_room import REMEDY as REMEDY_ROOM
+from minirl.socket_room import room
 
 _GB = 1 << 30
 _RUN_BYTES = 4 * _GB
 """The default run peaks at 3.3 GB (PSS of all processes)."""
 _SHM_BYTES = 1 * _GB
 _DISK_BYTES = 2 * _GB
-_PATH_BYTES = 40
-"""Unix sockets below the temporary directory may have 107 bytes; Ray's need about 65."""
 _OPEN_FILES = 4096
 _PORTS = 32
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -131,9 +131,8 @@ def _shared_memory(path: Path) -> Finding:
 
 def _directories() -> Iterator[Finding]:
     temporary = tempfile.gettempdir()
-    if len(temporary.encode()) > _PATH_BYTES:
-        remedy = "sockets below it may have 107 bytes: set TMPDIR to a shorter path, such as /tmp"
-        yield Finding(MISSING, f"temporary directory: {temporary} is a long name", remedy)
+    if len(os.fsencode(temporary)) > room():
+        yield Finding(MISSING, f"temporary directory: {temporary} is a long name", REMEDY_ROOM)
     for name, path in (("temporary directory", temporary), ("working directory", str(Path.cwd()))):
         free = shutil.disk_usage(path).free
         words = f"{name}: {path}, {free / _GB:.1f} GB free"
