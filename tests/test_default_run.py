@@ -116,6 +116,13 @@ def test_the_metrics_are_complete(default_run):
         assert all(math.isfinite(v) for v in line.values() if isinstance(v, float))
 
 
+def test_the_phases_account_for_the_time_of_a_step(default_run):
+    step, other = (
+        sum(line[f"timing_s/{name}"] for line in default_run.metrics) for name in ("step", "other")
+    )
+    assert 0 <= other <= 0.05 * step
+
+
 def test_the_run_directory_is_complete(default_run):
     names = {path.name for path in default_run.run_dir.iterdir()}
     expected = {"config.yaml", "summary.json", "metrics.jsonl", "trajectories.jsonl"}

@@ -29,6 +29,12 @@ def test_layers_override_each_other_from_left_to_right(tmp_path):
     assert config.actor.optimizer_config.lr == 2e-5
 
 
+def test_a_preset_below_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("trainer: {seed: 5}")
+    assert load_config(["config=~/mine.yaml"]).trainer.seed == 5
+
+
 def test_the_rollout_follows_the_model_path():
     config = load_config(["actor.model_config.local_path=/models/x"])
     assert config.rollout.local_path == "/models/x"
@@ -59,6 +65,7 @@ def test_another_data_set_replaces_that_of_a_preset_with_its_options():
         ("trainer.seed=abc", ["trainer.seed", "abc", "Integer"]),
         ("cluster.actor.n_gpus_per_node=2.5", ["n_gpus_per_node", "2.5"]),
         ("rollout=3", ["rollout=3"]),
+        ("rollout.engine_kwargs=[1]", ["rollout.engine_kwargs=[1]", "container"]),
         ("data.shuffle=2", ["data.shuffle=2", "true or false"]),
         ("checkpoint_engine.debug.strict=-1", ["strict", "true or false"]),
         ("config=fusd", ["fusd", "fused"]),
@@ -74,6 +81,11 @@ def test_a_mistake_is_one_line_that_names_it(argument, parts):
     assert len(message.splitlines()) == 1
     for part in parts:
         assert part in message
+
+
+def test_presets_given_twice_are_not_dropped():
+    with pytest.raises(ConfigError, match=r"given twice.* config=separate,smollm2$"):
+        load_config(["config=separate", "trainer.seed=2", "config=smollm2"])
 
 
 @settings(deadline=None)

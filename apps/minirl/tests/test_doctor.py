@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minirl import devices, doctor_machine, doctor_packages
+from minirl import devices, doctor_machine, doctor_packages, machine_memory
 from minirl.doctor import examine, findings_text
 from minirl.doctor_machine import look_at_machine
 from minirl.doctor_packages import look_at_packages
@@ -42,6 +42,8 @@ def test_a_planned_run_is_checked_as_the_run_would_be():
     assert found(examine(["config=separate"]), "a run with").state == OK
     refused = found(examine(["trainer.sed=1"]), "a run with trainer.sed=1")
     assert (refused.state, "trainer.seed" in refused.remedy) == (MISSING, True)
+    refused = found(examine(["data.path=/no/such.jsonl"]), "a run with data.path=")
+    assert (refused.state, "/no/such.jsonl" in refused.remedy) == (MISSING, True)
 
 
 def test_a_remedy_stands_below_what_it_is_for():
@@ -92,7 +94,7 @@ def test_how_torch_was_built_is_read_without_importing_it(tmp_path, monkeypatch)
 def test_a_machine_that_lacks_much(monkeypatch, tmp_path):
     memory = SimpleNamespace(total=8 << 30, available=1 << 30)
     monkeypatch.setattr(doctor_machine.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_machine, "_group_limit", lambda: None)
+    monkeypatch.setattr(doctor_machine, "group_limit", lambda: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(1 << 30, 0, 64 << 20))
     long = tmp_path / ("x" * 60)
     long.mkdir()
@@ -109,10 +111,36 @@ def test_a_machine_that_lacks_much(monkeypatch, tmp_path):
 
 
 def test_the_limit_of_a_container_counts(monkeypatch):
-    monkeypatch.setattr(doctor_machine, "_group_limit", lambda: (3 << 30, 1 << 30))
+    monkeypatch.setattr(doctor_machine, "group_limit", lambda: (3 << 30, 1 << 30))
     finding = found(look_at_machine(), "memory: ")
     assert finding.state == MISSING
     assert "1.0 GB left of this container's 3.0 GB" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("directory", "limit", "used", "cached"),
+    [
+        (".", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_what_a_container_leaves(tmp_path, monkeypatch, directory, limit, used, cached):
+    """Of both versions of control groups; what only caches files counts as left."""
+    memory = SimpleNamespace(total=64 << 20, available=32 << 20)
+    monkeypatch.setattr(machine_memory.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(machine_memory.group_limit, "__defaults__", (tmp_path,))
+    assert machine_memory.group_limit() is None
+    assert machine_memory.available_memory() == 32 << 20
+    groups = tmp_path / directory
+    groups.mkdir(exist_ok=True)
+    (groups / limit).write_text(f"{16 << 20}\n")
+    (groups / used).write_text(f"{15 << 20}\n")
+    (groups / "memory.stat").write_text(f"anon 1\n{cached} {4 << 20}\n")
+    assert machine_memory.group_limit() == (16 << 20, 5 << 20)
+    assert machine_memory.available_memory() == 5 << 20
+    for none in ("max", str(2**63 - 4096)):
+        (groups / limit).write_text(none)
+        assert machine_memory.group_limit() is None
 
 
 def without(names, monkeypatch):

@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -215,8 +214,7 @@ def test_a_train_engine_that_cannot_restore_is_refused(monkeypatch):
 
 def test_two_engines_do_not_fit_where_one_does(monkeypatch):
     one = ["cluster.device=cpu", "rollout.kv_cache_memory_gb=1"]
-    memory = SimpleNamespace(available=6 << 30)
-    monkeypatch.setattr(memory_budget.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 6 << 30)
     assert plan(*one).rollout_world == 1
     with pytest.raises(ConfigError, match="2 engines"):
         plan(*one, "cluster.rollout.n_gpus_per_node=2")
@@ -235,9 +233,7 @@ def model_directory(path, dtype, itemsize, parameters):
 
 
 def test_the_estimate_is_that_of_what_is_held_whatever_is_stored(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        memory_budget.psutil, "virtual_memory", lambda: SimpleNamespace(available=0)
-    )
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 0)
     config = load_config(["config=smollm2"])
     messages = []
     for dtype, itemsize in (("BF16", 2), ("F32", 4)):

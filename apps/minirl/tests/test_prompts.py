@@ -91,6 +91,7 @@ BAD_LINES = {
     '{"prompt": []}': "the prompt is empty",
     '{"prompt": 7}': "neither a text nor a list of messages",
     '{"prompt": [{"role": "user"}]}': "lacks 'role' or 'content'",
+    '{"prompt": "a", "answer": 18446744073709551616}': "'answer' cannot go to a reward function",
     '{"prompt": [{"role": "user", "content": [1]}]}': "neither a text nor a list",
     '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}': (
         "ends with the assistant"
@@ -245,6 +246,13 @@ def test_an_evaluation_file_of_its_own(tokenizer, tmp_path):
 def test_bad_settings(tokenizer, changes, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(settings_with(**changes), tokenizer, seed=1)
+
+
+@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{{ 1 / 0 }}", "{{ none.upper() }}", "{%"])
+def test_a_chat_template_that_fails(tokenizer, monkeypatch, template):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(ConfigError, match="repeat prompt 0: refused by the chat template: "):
+        load_prompts(settings_with(), tokenizer, seed=1)
 
 
 def test_more_held_out_prompts_than_lines(tokenizer, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from minirl.config import load_config
 from minirl.prompts import Prompt
-from minirl.recorded_samples import RecordedSamples
+from minirl.recorded_samples import RecordedSamples, vocab_size
 from minirl.sampling import Sample, sampling_params
 from minirl.step_metrics import sample_metrics
 from minirl.trajectories import to_trajectory
@@ -91,3 +91,12 @@ def test_only_one_half_can_be_left_out():
     assert asdict(config)["debug"] == {"rollout_only": True, "train_only": "runs/x"}
     with pytest.raises(ConfigError, match=r"debug\.rollout_only and debug\.train_only exclude"):
         check_values(config)
+
+
+def test_the_size_of_the_vocabulary_is_read_or_missed(tmp_path):
+    for content in ('{"vocab_size": 80}', '{"text_config": {"vocab_size": 80}}'):
+        (tmp_path / "config.json").write_text(content)
+        assert vocab_size(tmp_path) == 80
+    (tmp_path / "config.json").write_text('{"text_config": []}')
+    with pytest.raises(ConfigError, match="has no vocab_size"):
+        vocab_size(tmp_path)

@@ -119,6 +119,21 @@ def test_what_is_no_run(tmp_path):
         shown("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "[]"),
+        ("summary.json", '{"status": "ok"}'),
+        ("metrics.jsonl", '{"reward/mean": "high"}'),
+        ("trajectories.jsonl", "{}"),
+    ],
+)
+def test_files_that_are_none_of_a_run(run, name, content):
+    (run / name).write_text(content)
+    with pytest.raises(ConfigError, match="not as a run of this version writes it"):
+        shown(run)
+
+
 def test_the_chart_is_as_high_as_its_values():
     assert chart([0.0, 0.5, 1.0], 10, 2) == ["       1   \u2588", "     0.5  \u2588\u2588"]
     assert len(chart([float(at) for at in range(1000)], 50, 4)[-1]) == 9 + 50

@@ -6,10 +6,23 @@ import os
 import signal
 from types import SimpleNamespace
 
+import pytest
+
 from minirl import task_runner
 from minirl.config import load_config
 from minirl.interruption import interrupting
 from minirl.task_runner import TaskRunner
+
+
+@pytest.mark.parametrize(
+    ("lr", "embedded", "told"), [(1.1e-4, False, 1), (1e-4, False, 0), (1.5e-3, True, 0)]
+)
+def test_a_learning_rate_for_another_kind_of_model_is_warned_about(monkeypatch, lr, embedded, told):
+    warnings = []
+    monkeypatch.setattr(task_runner._logger, "warning", lambda *parts: warnings.append(parts))
+    config = load_config([f"actor.optimizer_config.lr={lr}", "cluster.device=cpu"])
+    task_runner._warn(SimpleNamespace(config=config, embedded_model=embedded, model_path="m"))
+    assert len(warnings) == told
 
 
 def test_signals_are_ignored_until_the_temporary_files_are_gone(monkeypatch, tmp_path):

@@ -189,18 +189,21 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
 
     Errors: ConfigError, one line that names the key, the value and the nearest valid one.
     """
-    presets = "fused"
+    presets = None
     overrides = []
     for argument in arguments:
         key, separator, value = argument.partition("=")
         if not separator:
             raise ConfigError(f"not key=value: {argument!r}")
         if key == "config":
+            if presets is not None:
+                both = f"{presets},{value}"
+                raise ConfigError(f"config= is given twice; to merge both, give config={both}")
             presets = value
         else:
             overrides.append(argument)
     merged = OmegaConf.structured(MiniRLConfig)
-    for name in ("embedded", *presets.split(",")):
+    for name in ("embedded", *("fused" if presets is None else presets).split(",")):
         merged = _merge(merged, _read_preset(name), f"config={name}")
     for override in overrides:
         merged = _merge(merged, _read_override(override), _printable(override))
@@ -220,7 +223,8 @@ def as_yaml(config: MiniRLConfig) -> str:
 
 
 def _read_preset(name: str) -> DictConfig:
-    path = Path(name) if name.endswith((".yaml", ".yml")) else PRESETS / f"{name}.yaml"
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name).expanduser() if is_path else PRESETS / f"{name}.yaml"
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
@@ -262,7 +266,7 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
         base.data.reasoning_gym = None
     try:
         merged = OmegaConf.merge(base, layer)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, TypeError) as error:  # TypeError for a list as a mapping
         raise ConfigError(f"{source}: {_one_line(error)}") from error
     return merged  # type: ignore[return-value]
 

@@ -1,8 +1,9 @@
 """`minirl doctor`: what this machine and this environment have, what they lack, how to get it.
 
-Starts nothing and imports no engine.
+Starts no part of a run and imports no engine.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from minirl.doctor_machine import look_at_machine
@@ -15,8 +16,8 @@ def examine(arguments: Sequence[str]) -> list[Finding]:
     """Everything that was found.
 
     Args:
-        arguments: of a run that is planned (`config=... key=value`); with any, they are checked as
-            the run itself would check them.
+        arguments: of a run that is planned (`config=... key=value`); with any, the settings, the
+            model, the prompts and the reward functions are checked as the run itself would.
     """
     findings = [*look_at_machine(), *look_at_packages()]
     if arguments:
@@ -39,10 +40,13 @@ def findings_text(findings: Sequence[Finding]) -> str:
 def _planned(arguments: Sequence[str]) -> Finding:
     from minirl.config import load_config
     from minirl.plan import make_plan
+    from minirl.task_data import load_task_data
 
     words = " ".join(arguments)
     try:
         plan = make_plan(load_config(arguments))
+        with contextlib.closing(load_task_data(plan).scorer):
+            pass
     except (ConfigError, ComponentError) as error:
         return Finding(MISSING, f"a run with {words}", str(error))
     return Finding(

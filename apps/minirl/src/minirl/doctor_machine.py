@@ -15,14 +15,15 @@ import psutil
 
 from minirl.devices import REMEDY, accelerator, unused_accelerator
 from minirl.findings import MISSING, NOTE, OK, Finding
+from minirl.machine_memory import group_limit
+from minirl.socket_room import REMEDY as REMEDY_ROOM
+from minirl.socket_room import room
 
 _GB = 1 << 30
 _RUN_BYTES = 4 * _GB
 """The default run peaks at 3.3 GB (PSS of all processes)."""
 _SHM_BYTES = 1 * _GB
 _DISK_BYTES = 2 * _GB
-_PATH_BYTES = 40
-"""Unix sockets below the temporary directory may have 107 bytes; Ray's need about 65."""
 _OPEN_FILES = 4096
 _PORTS = 32
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -66,7 +67,7 @@ def _system() -> Finding:
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
-    group = _group_limit()
+    group = group_limit()
     words = f"memory: {free / _GB:.1f} GB of {total / _GB:.1f} GB free"
     if group is not None:
         limit, left = group
@@ -78,16 +79,6 @@ def _memory() -> Finding:
         remedy = f"the default run needs {_RUN_BYTES // _GB} GB: end other programs"
         return Finding(NOTE, words, remedy)
     return Finding(OK, words)
-
-
-def _group_limit() -> tuple[int, int] | None:
-    """Bytes that the control group of this process may take, and those left; None: no limit."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return (int(limit), max(0, int(limit) - used)) if limit.isdigit() else None
 
 
 def _devices() -> Iterator[Finding]:
@@ -140,9 +131,8 @@ def _shared_memory(path: Path) -> Finding:
 
 def _directories() -> Iterator[Finding]:
     temporary = tempfile.gettempdir()
-    if len(temporary.encode()) > _PATH_BYTES:
-        remedy = "sockets below it may have 107 bytes: set TMPDIR to a shorter path, such as /tmp"
-        yield Finding(MISSING, f"temporary directory: {temporary} is a long name", remedy)
+    if len(os.fsencode(temporary)) > room():
+        yield Finding(MISSING, f"temporary directory: {temporary} is a long name", REMEDY_ROOM)
     for name, path in (("temporary directory", temporary), ("working directory", str(Path.cwd()))):
         free = shutil.disk_usage(path).free
         words = f"{name}: {path}, {free / _GB:.1f} GB free"

@@ -1,6 +1,7 @@
 """The command line: `minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]`."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
@@ -135,9 +136,12 @@ def run() -> None:
     Leaves without waiting for threads of libraries: everything of ours has been stopped by then,
     and an engine library's idle thread must not hold the terminal.
     """
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        code = main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, such as `head`
+        code = SIGNAL_BASE + signal.SIGPIPE
     os._exit(code)
 
 

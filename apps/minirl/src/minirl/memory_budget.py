@@ -6,10 +6,10 @@ A lower bound: activations, which depend on the samples, are left out.
 import math
 from pathlib import Path
 
-import psutil
 from safetensors import safe_open
 
 from minirl.config import MiniRLConfig
+from minirl.machine_memory import available_memory
 from rl_core.errors import ConfigError
 
 _GB = 1 << 30
@@ -49,7 +49,7 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
     shared = copies * (_TRAIN_BYTES + reference + saved) + actor_world * _UNSHARDED_BYTES
     actors = actor_world * _ACTOR_BASE + parameters * shared
     need = engines + buckets + actors
-    free = psutil.virtual_memory().available
+    free = available_memory()
     if need > free:
         msg = (
             f"not enough memory: {replicas} engines with rollout.kv_cache_memory_gb={kv_gb} "

@@ -36,7 +36,8 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(
                 raw.messages, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # The last four are of the template's own expressions.
             raise ConfigError(f"{raw.origin}: refused by the chat template: {error}") from error
         return str(text)
 

@@ -97,9 +97,7 @@ def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> 
         msg = f"{origin}: no key {prompt_key!r} (data.prompt_key)"
         raise ConfigError(msg + (f"; the nearest is {hint!r}" if hint else ""))
     value = record.pop(prompt_key)
-    taken = next((name for name in RESERVED if name in record), None)
-    if taken is not None:
-        raise ConfigError(f"{origin}: the key {taken!r} is an argument of every reward function")
+    _check_columns(record, origin)
     if isinstance(value, str):
         if not value.strip():
             raise ConfigError(f"{origin}: the prompt is empty")
@@ -109,6 +107,18 @@ def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> 
     messages = _chat(value, origin)
     text = next(item["content"] for item in reversed(messages) if item["role"] == "user")
     return RawPrompt(index, messages, text, origin, record, is_chat=True)
+
+
+def _check_columns(columns: dict[str, Any], origin: str) -> None:
+    """All must be fit for reward functions, which get them by name, in another process."""
+    for name, value in columns.items():
+        if name in RESERVED:
+            raise ConfigError(f"{origin}: the key {name!r} is an argument of every reward function")
+        try:
+            msgspec.msgpack.encode(value)
+        except (OverflowError, TypeError) as error:  # an integer of more than 64 bits
+            msg = f"{origin}: the value of {name!r} cannot go to a reward function: {error}"
+            raise ConfigError(f"{msg}; write it as a text") from error
 
 
 def _chat(value: Any, origin: str) -> list[dict[str, str]]:

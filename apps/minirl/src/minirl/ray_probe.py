@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from minirl.config import ClusterConfig
+from minirl.socket_room import check_temporary_directory
 from rl_core.errors import ConfigError, in_one_line
 
 CONNECT_S = 10.0
@@ -31,8 +32,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def check_cluster(cluster: ClusterConfig, resource: str, wanted: int) -> None:
-    """ConfigError unless the cluster at `ray_address` answers and has `wanted` of `resource`."""
+    """ConfigError unless the cluster at `ray_address` answers and has `wanted` of `resource`.
+
+    Without an address: unless a local one can have its sockets.
+    """
     if cluster.ray_address is None:
+        check_temporary_directory()
         return
     where = f"cluster.ray_address={cluster.ray_address}"
     _connect(cluster.ray_address, where)

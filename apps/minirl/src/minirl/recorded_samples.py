@@ -1,12 +1,12 @@
 """Samples that a run has recorded, to train on again (`debug.train_only`)."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
+from minirl.model_check import read_model_config
 from minirl.prompts import Prompt
 from minirl.sampling import Sample
 from minirl.trajectories import Trajectory
@@ -75,9 +75,13 @@ class RecordedSamples:
 
 
 def vocab_size(model: Path) -> int:
-    """Of the model in a Hugging Face directory."""
-    config = json.loads((model / "config.json").read_text())
-    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    """Of the model in a Hugging Face directory; ConfigError if its `config.json` does not say."""
+    config = read_model_config(model)
+    text = config.get("text_config")
+    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    if not isinstance(size, int):
+        raise ConfigError(f"{KEY}: {model / 'config.json'} has no vocab_size")
+    return size
 
 
 def _sample(row: Trajectory) -> Sample:

@@ -28,12 +28,17 @@ def show(arguments: Sequence[str], console: Console) -> None:
         arguments: its directory; none for the newest one below `runs/`.
         console: where to print.
 
-    Errors: ConfigError if there is no such run.
+    Errors: ConfigError if there is no such run, or its files are none of a run's.
     """
     if len(arguments) > 1:
         raise ConfigError(f"show takes the directory of a run: {' '.join(arguments)}")
     run = RunFiles(Path(arguments[0]) if arguments else latest_run(Path("runs")))
-    for part in _parts(run, max(20, console.width - _CURVE_MARGIN)):
+    try:
+        parts = list(_parts(run, max(20, console.width - _CURVE_MARGIN)))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{run.path}: not as a run of this version writes it: {type(error).__name__} {error}"
+        raise ConfigError(msg) from error
+    for part in parts:
         console.print(part)
 
 
