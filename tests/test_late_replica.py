@@ -2,37 +2,21 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from readmes import program
-from whole_runs import VERIFIED
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
-PROGRAM = Path(__file__).parent / "late_run.py"
-ARGUMENTS = (
-    "config=separate",
-    "cluster.rollout.n_gpus_per_node=2",
-    "rollout.min_replicas=1",
-    "cluster.actor.n_gpus_per_node=1",
-    "actor.engine_config.fsdp_size=1",
-    "trainer.total_training_steps=3",
-    "data.eval_size=0",
-    "checkpoint_engine.debug.verify_replicas=all",
-)
+STEPS = 3
 
 
-def test_the_late_replica_serves_what_is_published(runner, tmp_path):
+def test_the_late_replica_serves_what_is_published(witnessed_runs):
     """The task is the README's own, in one file."""
-    (tmp_path / "task.py").write_text(program("task.py"))
-    task = f"data.task={tmp_path / 'task.py'}"
-    run = runner.complete(str(tmp_path), task, *ARGUMENTS, *VERIFIED, program=PROGRAM)
+    run = witnessed_runs["hccl"]
     assert run.code == 0, run.log
-    assert run.left() == []
-
-    served = [json.loads(line) for line in (tmp_path / "served.jsonl").read_text().splitlines()]
-    by_step = {f"s{step}": set() for step in (1, 2, 3)}
+    served = [json.loads(line) for line in (run.path / "served.jsonl").read_text().splitlines()]
+    served = [line for line in served if re.match(r"s\d+\.", line[1])]  # those of the run's steps
+    by_step = {f"s{step}": set() for step in range(1, STEPS + 1)}
     for replica, request, versions in served:
         by_step[request.partition(".")[0]].add((replica, *versions))
     assert by_step == {
@@ -47,7 +31,7 @@ def test_the_late_replica_serves_what_is_published(runner, tmp_path):
     }
     assert spans == {request: versions for _, request, versions in served}
     # And those were the weights: the trainer's log-probabilities agree.
-    assert len(run.metrics) == 3
+    assert len(run.metrics) == STEPS
     for line in run.metrics:
         assert line["rollout_train_logprob_diff/max"] <= 1e-4
         assert line["reward/task/mean"] == line["reward/mean"]
@@ -56,8 +40,11 @@ def test_the_late_replica_serves_what_is_published(runner, tmp_path):
         re.fullmatch(r"(after|next to|follows) [a-y]:", t["prompt"]) for t in run.trajectories
     )
 
-    syncs = [(sync["phase"], sync["version"], sync["replicas"]) for sync in run.summary["syncs"]]
-    assert syncs == [
+
+def test_it_is_brought_up_to_date_by_a_sync_of_its_own(witnessed_runs):
+    run = witnessed_runs["hccl"]
+    done = run.summary["syncs"][: STEPS + 2]
+    assert [(sync["phase"], sync["version"], sync["replicas"]) for sync in done] == [
         ("initial", "e1.s0", [0]),
         ("trained", "e1.s1", [0]),
         ("joining", "e1.s1", [1]),
@@ -65,14 +52,14 @@ def test_the_late_replica_serves_what_is_published(runner, tmp_path):
         ("trained", "e1.s3", [0, 1]),
     ]
     # Every replica that took part was looked into, each with a report of its own.
-    held = run.summary["syncs"][0]["live"]["matched"]
-    for sync in run.summary["syncs"]:
+    held = done[0]["live"]["matched"]
+    for sync in done:
         counts = dict(sync["live"])
         assert counts.pop("matched") == held * len(sync["replicas"])
         assert not any(counts.values())
         for replica, report in zip(sync["replicas"], sync["live_reports"], strict=True):
             assert f"vllm_hccl_replica{replica}_rollout{replica}_" in report
-    digests = [sync["weights_digest"] for sync in run.summary["syncs"]]
+    digests = [sync["weights_digest"] for sync in done]
     assert digests[1] == digests[2]
     assert "Rollout servers ready: backend=vllm, replicas=1" in run.log
     assert len([line for line in run.lines if "Rollout replica joined: replica=1" in line]) == 1

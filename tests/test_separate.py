@@ -17,9 +17,10 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     run = witnessed_runs[backend]
     assert run.code == (1 if backend == ABORTED else 0), run.log
     assert run.left() == []
-    syncs = run.summary["syncs"][:7]
+    syncs = run.summary["syncs"]
+    assert [sync["sync_index"] for sync in syncs] == list(range(1, len(syncs) + 1))
+    syncs = [sync for sync in syncs if sync["phase"] != "joining"][:7]
     assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(7)]
-    assert [sync["sync_index"] for sync in syncs] == [1, 2, 3, 4, 5, 6, 7]
     assert {sync["backend"] for sync in syncs} == {backend}
     tampered, flipped = syncs.pop(4), syncs.pop(4)
     assert flipped["light"]["mismatched"] == 0
@@ -64,6 +65,5 @@ def test_a_member_aborted_in_a_sync_ends_the_run_with_its_last_words(witnessed_r
     assert len(causes) == 1, run.log
     assert "checkpoint_worker rank 0 died: free(): invalid pointer; *** SIGABRT" in causes[0]
     assert "checkpoint_worker_0.log" in causes[0]
-    assert len(run.summary["syncs"]) == 8
     assert run.summary["syncs"][-1]["error"] is not None
     assert run.left() == []

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from witnesses import FLIPPED, SERVED, TOLERANCE
+from witnesses import FLIPPED, ONE_AT_FIRST, SERVED, TOLERANCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
 
@@ -55,14 +55,17 @@ def test_two_ranks_sample_and_train_alike(witnessed_runs, name):
 def test_each_sync_tells_of_its_verification(witnessed_runs, name):
     run = witnessed_runs[name]
     engine = "SGLang" if name == "sglang" else "vLLM"
-    rounds = [["trained"], ["perturbed", "trained"]][name == "fused"]
-    phases = ["initial", *rounds * 3]
+    rounds = [["trained"], ["perturbed", "trained"]][name == "fused"] * 3
+    if ONE_AT_FIRST in run.arguments:
+        rounds.insert(1, "joining")
+    phases = ["initial", *rounds]
     for index, phase in enumerate(phases, start=1):
+        replica = 1 if phase == "joining" else 0
         run.tells_in_order(
             [
                 f"Weight sync started: sync_index={index}, phase={phase}, ",
                 "Light transfer verification passed: matched=",
-                f"{engine} strict runtime weight verification started: replica=0, source=",
+                f"{engine} strict runtime weight verification started: replica={replica}, ",
                 f"{engine} rollout strict runtime weight verification passed: tensors=",
                 f"Weight sync finished: sync_index={index}, phase={phase}, ",
             ]
@@ -117,7 +120,7 @@ def test_a_bit_flipped_in_the_engine_stops_the_publish(told, witnessed_runs):
     assert "fenced" in flipped["refusal"]
     [failed] = [s for s in witnessed_runs[name].summary["syncs"] if s["error"] == flipped["error"]]
     assert failed["live"]["mismatched"] == 1
-    [report] = failed["live_reports"]
+    report = failed["live_reports"][0]  # of the first replica
     [bad] = json.loads((Path(report) / "summary.json").read_text())["bad"]
     assert (bad["name"], bad["tp_rank"]) == (FLIPPED, flipped["rank"])
     assert all("self_attn" in part for part in bad["slices"])

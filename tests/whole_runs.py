@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from readmes import program
 from shared_memory import orphaned_segments, pids
+from witnesses import ONE_AT_FIRST
 
 from minirl.tiny_model import build_tiny_model
 
@@ -249,8 +251,17 @@ THREE_STEPS = (
 )
 TWO_RANKS = "rollout.tensor_model_parallel_size=2"
 
+TWO_REPLICAS = (
+    ONE_AT_FIRST,
+    "cluster.rollout.n_gpus_per_node=2",
+    "checkpoint_engine.debug.verify_replicas=all",
+)
+
 WITNESSED = {
-    "hccl": ("tied", ("config=separate", "checkpoint_engine.backend=hccl", *VERIFIED)),
+    "hccl": (
+        "tied",
+        ("config=separate", "checkpoint_engine.backend=hccl", *VERIFIED, *TWO_REPLICAS),
+    ),
     "mooncake": (
         "moe",
         ("config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
@@ -270,7 +281,8 @@ WITNESSED = {
 }
 """Runs whose engine is asked in the end what it serves: kind of model and arguments.
 
-In separate mode on two Ray nodes; the others start a Ray of their own.
+In separate mode on two Ray nodes; the others start a Ray of their own. Where one replica is enough
+at first, the other comes late, and the task is the README's own, in one file.
 """
 
 
@@ -291,6 +303,9 @@ class WitnessedRuns:
             build_tiny_model(model, kind=kind, seed=3)
             if "config=separate" in arguments:
                 arguments = (*arguments, f"cluster.ray_address={self._two_nodes()}")
+            if ONE_AT_FIRST in arguments:
+                (self._root / "task.py").write_text(program("task.py"))
+                arguments = (*arguments, f"data.task={self._root / 'task.py'}")
             self._runs[name] = self._complete(model, *arguments)
         return self._runs[name]
 

@@ -5,7 +5,8 @@
    may be answered after it, and a following sync must bring everything in order again.
 3. What if a bit of the engine's own weights flips after they were loaded, before they are served?
    The same.
-4. Over mooncake: what if native code ends a member in the middle of a sync? That ends the run.
+4. Where one replica is enough at first: does one that comes late serve what is published?
+5. Over mooncake: what if native code ends a member in the middle of a sync? That ends the run.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from witnesses import ABORTED, FLIPPED, SERVED, requests
+from witnesses import ABORTED, FLIPPED, ONE_AT_FIRST, SERVED, requests
 
 from minirl import system
 from minirl.main import run
@@ -182,4 +183,8 @@ def _fit_and_ask(self):
 Trainer.fit = _fit_and_ask
 
 if __name__ == "__main__":
+    if ONE_AT_FIRST in sys.argv:
+        import late_replica
+
+        late_replica.install()
     run()

@@ -22,6 +22,8 @@ FLIPPED = "model.layers.1.self_attn.qkv_proj.weight"
 """Run-time tensor of the engine in which a bit is flipped."""
 ABORTED = "mooncake"
 """Checkpoint engine whose run ends with a member that native code aborts."""
+ONE_AT_FIRST = "rollout.min_replicas=1"
+"""Argument of the run whose second replica comes late."""
 
 Answers = list[tuple[list[int], list[float]]]
 

@@ -1,9 +1,7 @@
-"""`minirl`, in which replica 1 comes up between steps 1 and 2; each server tells what it answered.
+"""Imported by a run, replica 1 comes up between steps 1 and 2, and servers tell what they answer.
 
-    python tests/late_run.py DIRECTORY [arguments of minirl]
-
-`DIRECTORY/served.jsonl` gets a line for each completion: the replica that made it, the request, and
-the versions of its tokens.
+`served.jsonl` in the working directory gets a line for each completion: the replica that made it,
+the request, and the versions of its tokens.
 """
 
 import asyncio
@@ -12,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+from ray import cloudpickle
+
 from minirl import ray_launcher
-from minirl.main import run
 from minirl.trainer import Trainer
 
-DIRECTORY = Path(sys.argv.pop(1)).resolve()
-GATE, SERVED = DIRECTORY / "gate", DIRECTORY / "served.jsonl"
+SERVED = Path.cwd() / "served.jsonl"
+GATE = Path.cwd() / "gate"
 LATE = 1
 FIRST_STEP_OF_BOTH = 2
 WAIT_S = 380.0
@@ -26,10 +25,7 @@ POLL_S = 0.05
 
 
 class WitnessingHost(ray_launcher.ObjectHost):
-    """Holds the late replica back, and writes down what a replica answers.
-
-    This module is `__main__`: Ray ships it by value.
-    """
+    """Holds the late replica back, and writes down what a replica answers."""
 
     def __init__(self, cls, kwargs, settings):
         super().__init__(cls, kwargs, settings)
@@ -68,8 +64,8 @@ def _step_when_due(self, step):
     _step(self, step)
 
 
-ray_launcher.ObjectHost = WitnessingHost
-Trainer._step = _step_when_due
-
-if __name__ == "__main__":
-    run()
+def install():
+    """In the driver, before the run."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this
+    ray_launcher.ObjectHost = WitnessingHost
+    Trainer._step = _step_when_due
