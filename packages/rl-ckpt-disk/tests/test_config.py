@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from rl_ckpt_disk.config import DiskConfig
@@ -18,6 +20,7 @@ def test_the_entry_point_leads_to_engine_and_config():
         ({"model_dir": "/nowhere/at/all"}, "not a directory"),
         ({"keep_last": 0}, "at least 1"),
         ({"max_shard_megabytes": 0.0}, "positive"),
+        ({"max_shard_megabytes": math.inf}, "not inf"),
         ({"keep_lst": 1}, "did you mean options.keep_last"),
         ({"keep_last": "two"}, "keep_last"),
     ],

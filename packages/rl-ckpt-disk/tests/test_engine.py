@@ -187,6 +187,28 @@ def test_a_failed_version_leaves_nothing_and_the_last_good_one(case, run_path):
     assert directories(run_path) == ["e1.s1", "e1.s3"]
 
 
+def test_versions_that_nobody_could_use_do_not_push_out_the_last_good_one(case, run_path):
+    """They were moved whole, and then somebody's load or verification failed."""
+    terms_keep_one(case)
+    group, kept = case.group(), RunDirectory(run_path.parent, RUN_ID)
+    good = SMALL.manifest(case.version())
+    assert group.sync(SMALL, good).ok
+    for _ in range(2):
+        assert not group.connect()
+        assert group.transfer(PLENTY, PLENTY.manifest(case.version())).ok
+        group.finalize(success=False)
+        assert [path.name for path in kept.complete()] == ["e1.s1"]
+    engine = group.receivers[0].handle._object.engine
+    found = []
+    for lease in engine.read_again(good, Deadline.after(20)):
+        with lease as entries:
+            found += [entry.meta for entry in entries]
+    assert found == list(good.tensors)
+    assert group.sync(SMALL).ok
+    assert [path.name for path in kept.complete()] == ["e1.s4"]
+    assert "e1.s2" not in directories(run_path)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_refuses_is_named_on_both_sides(case, run_path, monkeypatch, number):
     group = case.group()

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from rl_ckpt_hccl import CHECKPOINT_BACKEND
@@ -18,6 +20,7 @@ def test_entry_point_leads_to_the_engine():
         ({"communicator": "mpi"}, "communicator is 'mpi'"),
         ({"direct_share": 1.5}, "direct_share is 1.5"),
         ({"connect_timeout_s": 0.0}, "connect_timeout_s is 0.0"),
+        ({"connect_timeout_s": math.nan}, "connect_timeout_s is nan"),
         ({"direct_shares": 0.5}, "did you mean options.direct_share"),
     ],
 )

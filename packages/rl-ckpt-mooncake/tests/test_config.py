@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from rl_ckpt_mooncake import CHECKPOINT_BACKEND
@@ -17,6 +19,8 @@ def test_entry_point_leads_to_the_engine():
     [
         ({"protocol": "shm"}, "protocol is 'shm', must be one of auto, tcp, rdma, ascend"),
         ({"piece_megabytes": 0.001}, "piece_megabytes is 0.001"),
+        ({"piece_megabytes": math.inf}, "piece_megabytes is inf"),
+        ({"piece_megabytes": math.nan}, "piece_megabytes is nan"),
         ({"stall_timeout_s": 0}, "stall_timeout_s is 0"),
         ({"protocoll": "tcp"}, "did you mean options.protocol"),
     ],

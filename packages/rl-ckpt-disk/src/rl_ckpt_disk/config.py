@@ -1,5 +1,6 @@
 """Options of the disk engine (`checkpoint_engine.options`)."""
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ class DiskConfig:
     """
 
     keep_last: int = 2
-    """Complete versions that stay, the newest included; older ones go once nobody reads them."""
+    """Versions finalized with success that stay, the newest included; older ones go once nobody
+    reads them."""
 
     max_shard_megabytes: float = 4096.0
     """Largest weights file, in MiB; a larger tensor gets a file of its own."""
@@ -32,8 +34,8 @@ class DiskConfig:
             raise ConfigError(f"model_dir {self.model_dir!r} is not a directory")
         if self.keep_last < 1:
             raise ConfigError(f"keep_last must be at least 1, not {self.keep_last}")
-        if not self.max_shard_megabytes > 0:
-            msg = f"max_shard_megabytes must be positive, not {self.max_shard_megabytes}"
+        if not 0 < self.max_shard_megabytes < math.inf:
+            msg = f"max_shard_megabytes must be positive and finite, not {self.max_shard_megabytes}"
             raise ConfigError(msg)
 
     def check_files(self) -> Path:

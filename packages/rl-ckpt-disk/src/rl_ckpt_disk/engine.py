@@ -112,16 +112,27 @@ class _DiskMover(Mover):
         self._role = role
         self.run = RunDirectory(Path(config.root_dir), role.run_id)
         self._setting = Setting(role, self.run)
+        self._published = ""
 
     def send(
         self, weights: TensorStream, manifest: Manifest, peers: Peers, watch: Watch
     ) -> TransferReport:
-        return Publication(self._role, self._config, self.run, peers, watch).publish(
-            weights, manifest
-        )
+        name = self.run.free_name(manifest.version)
+        publication = Publication(self._role, self._config, self.run, peers, watch)
+        report = publication.publish(weights, manifest, name)
+        self._published = name
+        return report
 
     def receive(self, manifest: Manifest, link: Link, watch: Watch) -> Reading:
         return Reading(self._setting, manifest, link, watch)
+
+    def conclude(self, *, success: bool) -> None:
+        """Older versions go once this one counts; one that does not takes nobody's place."""
+        name, self._published = self._published, ""
+        if name and not success:
+            self.run.withdraw(name)
+        if name:
+            self.run.prune(self._config.keep_last)
 
     def close(self) -> None:
         self._setting.held.replace(None)

@@ -66,8 +66,8 @@ class Publication:
         self._digests: dict[str, str] = {}
         self._beside = ThreadPoolExecutor(1, "checkpoint-digest")
 
-    def publish(self, weights: TensorStream, manifest: Manifest) -> TransferReport:
-        """Write the stream as a checkpoint; returns when every receiver has read it.
+    def publish(self, weights: TensorStream, manifest: Manifest, name: str) -> TransferReport:
+        """Write the stream as the checkpoint `name`; returns when every receiver has read it.
 
         Errors: ManifestMismatchError naming a tensor that does not fit the manifest;
         TransferError for what the disk refuses, with the last good version left as it was;
@@ -75,7 +75,6 @@ class Publication:
         """
         begin = time.perf_counter()
         layout = CheckpointLayout.of(manifest.tensors, self._max_shard_bytes)
-        name = self.run.free_name(manifest.version)
         self._handshake(manifest, name)
         self._check_space(layout)
         staged = self.run.stage(name)
@@ -89,7 +88,6 @@ class Publication:
         except BaseException:
             self.run.withdraw(name)
             raise
-        self.run.prune(self.config.keep_last)
         seconds = {**self._phases.seconds, "total": time.perf_counter() - begin}
         files = len(layout.shards)
         return TransferReport(trailer.nbytes, files, seconds, trailer.weights_digest)

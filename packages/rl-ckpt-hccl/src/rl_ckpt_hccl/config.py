@@ -1,5 +1,6 @@
 """Options of the hccl checkpoint engine."""
 
+import math
 from dataclasses import dataclass
 
 from rl_core.errors import ConfigError
@@ -29,8 +30,9 @@ class HcclConfig:
             raise ConfigError(msg)
         if not 0 <= self.direct_share <= 1:
             raise ConfigError(f"direct_share is {self.direct_share}, must be between 0 and 1")
-        if self.connect_timeout_s <= 0:
-            raise ConfigError(f"connect_timeout_s is {self.connect_timeout_s}, must be positive")
+        if not 0 < self.connect_timeout_s < math.inf:
+            msg = f"connect_timeout_s is {self.connect_timeout_s}, must be positive and finite"
+            raise ConfigError(msg)
 
     def communicator_for(self, device: str) -> str:
         """The communication library for tensors on `device`; ConfigError if they do not match."""

@@ -1,5 +1,6 @@
 """Options of the mooncake checkpoint engine."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class MooncakeConfig:
         if self.protocol not in known:
             msg = f"protocol is {self.protocol!r}, must be one of {', '.join(known)}"
             raise ConfigError(msg)
-        if self.piece_bytes < LEAST_PIECE_BYTES:
+        if not math.isfinite(self.piece_megabytes) or self.piece_bytes < LEAST_PIECE_BYTES:
             least = LEAST_PIECE_BYTES / MEGABYTE
             raise ConfigError(f"piece_megabytes is {self.piece_megabytes}, must be {least} or more")
         if self.stall_timeout_s < 1:

@@ -156,7 +156,9 @@ class GroupEngine(CheckpointEngine):
             return
         if self._life.stage is Stage.MOVING:
             self._stop_receiving()
-        if self._life.stage is Stage.FAILED or not success:
+        success = success and self._life.stage is not Stage.FAILED
+        self._mover.conclude(success=success)
+        if not success:
             self._reset()
         elif self._life.stage is Stage.MOVED and self._moving is not None:
             self._received[self._moving.run_id] = self._moving.version

@@ -46,6 +46,14 @@ class Mover(ABC):
     def receive(self, manifest: Manifest, link: Link, watch: Watch) -> Lending:
         """Receivers: take one version."""
 
+    def conclude(self, *, success: bool) -> None:
+        """The sync is over for its caller, too, after whatever became of the weights; never raises.
+
+        Args:
+            success: whether they were moved, and the caller says that the version counts.
+        """
+        del success
+
     @abstractmethod
     def close(self) -> None:
         """Give back everything. Idempotent."""
