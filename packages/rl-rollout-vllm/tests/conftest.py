@@ -213,7 +213,7 @@ def under_test(engines, weight_sets, save):
             layout=load_object(ROLLOUT_BACKEND.layout)(model_config, started.config),
             flip=lambda *what: started.worker("rl_flip", *what),
             eos_id=EOS_ID,
-            long_tokens=900,
+            long_tokens=300,
             steps=started.steps,
             may_be_deaf=frozenset(name for name in first.tensors if "experts" in name),
             resident=lambda: private_bytes(peer["pid"] for peer in started.state()["workers"]),

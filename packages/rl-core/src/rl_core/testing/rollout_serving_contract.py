@@ -25,7 +25,7 @@ from rl_core.versions import PolicyVersion
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-DELAYS_S = (0.03, 0.1, 0.01, 0.3, 1.0)
+DELAYS_S = (0.03, 0.1, 0.01, 0.3, 1.0, 3.0)
 """How long requests run before they are paused, tried until one is caught in the middle."""
 
 QUEUED_S = 0.5
