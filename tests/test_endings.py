@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 from endings import interrupt
-from readmes import app_arguments, commands, write_example
+from readmes import app_arguments, commands, program, write_example
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from whole_runs import ONE_ACTOR, Runner
@@ -32,12 +32,6 @@ def assert_loads(checkpoint, model, converted):
     assert sorted(tuple(tensor.shape) for tensor in state.values() if tensor.dim()) == shapes
 
 
-def test_a_signal_while_servers_start_ends_it(runner):
-    run = runner.start("trainer.total_training_steps=100000", *ONE_ACTOR)
-    run.wait_for("Starting rollout servers", 180)
-    interrupt(run, signal.SIGTERM)
-
-
 STARTED, RESUMED = (command for command in commands() if "trainer.run_dir=my_run" in command)
 OWN_DATA = next(command for command in commands() if "data.path=" in command)
 BROKEN = """
@@ -52,11 +46,14 @@ def reward(prompts, **columns):
 
 
 @pytest.fixture(scope="module")
-def failed_run(tmp_path_factory):
-    """The README's example of own data, on two actor ranks, with a reward that fails in step 3."""
+def two_runs(tmp_path_factory):
+    """Two at once on this host, and what the first was started with.
+
+    The first is the README's example of own data, on two actor ranks, with a reward that fails in
+    step 3. The second would go on for ever.
+    """
     path = tmp_path_factory.mktemp("failed")
     own = write_example(path)
-    mended = (path / "reward.py").read_text()
     (path / "reward.py").write_text(BROKEN)
     made = Runner(path)
     arguments = (
@@ -65,10 +62,27 @@ def failed_run(tmp_path_factory):
         "trainer.keep_last=1",
         "checkpoint_engine.debug.verify_light_transfer=true",
     )
-    run = made.complete(*app_arguments(STARTED), *arguments, "trainer.save_freq=1")
-    (path / "reward.py").write_text(mended)
-    yield run, arguments
+    failing = made.start(*app_arguments(STARTED), *arguments, "trainer.save_freq=1")
+    endless = made.start("trainer.total_training_steps=100000", *ONE_ACTOR)
+    yield failing, endless, arguments
     made.close()
+
+
+def test_a_signal_while_servers_start_ends_it(two_runs):
+    """And nothing of the other run, as the next tests show."""
+    _, endless, _ = two_runs
+    endless.wait_for("Starting rollout servers", 180)
+    interrupt(endless, signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def failed_run(two_runs):
+    """The first of the two, ended, its reward function mended, and what it was started with."""
+    failing, _, arguments = two_runs
+    failing.finish(400)
+    broken = failing.path.parent / "reward.py"
+    broken.write_text(program("reward.py"))
+    return failing, arguments
 
 
 def test_a_reward_function_that_fails_names_the_sample_and_keeps_the_checkpoint(

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from rl_ckpt_hccl.gloo_sockets import GlooSockets
+from rl_core.deadlines import Deadline
 from rl_core.errors import ComponentNotFoundError, IncompatibleVersionError
 
 if TYPE_CHECKING:
@@ -105,15 +106,15 @@ def make_group(library: Library, store: Store, place: tuple[int, int], seconds: 
         place: rank and number of ranks.
         seconds: to wait for the others.
     """
-    timeout = timedelta(seconds=seconds)
     if library.backend == "gloo":
-        return _gloo(store, place, library.host, timeout)
+        return _gloo(store, place, library.host, Deadline.after(seconds))
+    timeout = timedelta(seconds=seconds)
     if library.backend == "nccl":
         return _nccl(library.device, store, place, timeout)
     return _plugin(library, store, place, timeout)
 
 
-def _gloo(store: Store, place: tuple[int, int], host: str, timeout: timedelta) -> Member:
+def _gloo(store: Store, place: tuple[int, int], host: str, deadline: Deadline) -> Member:
     sockets = GlooSockets()
     with sockets.noticing_listener():
         device = dist.ProcessGroupGloo.create_device(hostname=host)
@@ -122,7 +123,8 @@ def _gloo(store: Store, place: tuple[int, int], host: str, timeout: timedelta) -
     # than the 15 characters that a std::string holds itself. BROADCAST has 9: the default stays.
     options = dist.ProcessGroupGloo._Options()
     options._devices = [device]
-    options._timeout = timeout
+    # What the exchange has taken of the time is gone for the connections.
+    options._timeout = timedelta(seconds=max(deadline.remaining(), 1e-3))
     backend = dist.ProcessGroupGloo(store, *place, options)
     kind = dist.ProcessGroup.BackendType.GLOO
     return Member("gloo", _group("cpu", store, place, backend, kind), sockets.break_off)
