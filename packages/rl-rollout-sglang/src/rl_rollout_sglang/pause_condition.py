@@ -7,8 +7,11 @@ wait for the next `continue_`, however long that takes.
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import TypeVar
 
 from fastapi import HTTPException
+
+T = TypeVar("T")
 
 WAITED = "it was aborted while it waited for a pause to end"
 
@@ -32,14 +35,14 @@ class PauseCondition(asyncio.Condition):
         self.refusal = refusal
         self._ended = 0
 
-    async def wait_for(self, predicate: Callable[[], bool]) -> bool:
+    async def wait_for(self, predicate: Callable[[], T]) -> T:
         """Wait until `predicate` holds; EndedWaitError if `end_waiting` comes first."""
         began = self._ended
-        while not predicate():
+        while not (held := predicate()):
             await self.wait()
             if self._ended != began:
                 raise EndedWaitError(HTTPStatus.SERVICE_UNAVAILABLE, self.refusal() or WAITED)
-        return True
+        return held
 
     async def end_waiting(self) -> None:
         """End all that wait."""
