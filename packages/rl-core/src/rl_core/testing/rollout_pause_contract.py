@@ -97,7 +97,9 @@ class PauseContract(ServingContract, contract=True):
             waiting = case.in_background(case.fingerprint)
             assert not wait([waiting], SHORT_S).done, "a request was answered during a pause"
             case.first.fence("nothing more comes", case.given.timeout_s)
-            assert wait([waiting], SOON_S).done, "a request waits for a fenced replica"
+            assert wait([waiting], min(SOON_S, case.given.timeout_s)).done, (
+                "a request waits for a fenced replica"
+            )
             error = waiting.exception()
             assert error is None or isinstance(error, RolloutError), repr(error)
             assert error is not None or not any(tokens for tokens, _ in waiting.result())
