@@ -4,12 +4,13 @@ Each class is one kind of failure; `test_contract_bites.py` says which test must
 """
 
 import asyncio
+import contextlib
 
 import torch
 from msgspec.structs import replace
 
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, RolloutError
+from rl_core.errors import LifecycleError, MiniRLError, RolloutError, TransferTimeoutError
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LoadReport
 from rl_core.publish import Failed
@@ -679,3 +680,29 @@ def server_of(cls):
             globals().setdefault(name, type(name, (ReferenceServer,), {part: cls}))
             cls = globals()[name]
     return f"{cls.__module__}:{cls.__name__}"
+
+
+class KeptAreWaitedFor(ReferenceEngine):
+    """Pausing with `wait` lets requests go on that were to be kept."""
+
+    def _check_none_kept(self):
+        pass
+
+
+class FailedPauseHolds(ReferenceEngine):
+    """A pause that has failed is there all the same."""
+
+    async def pause(self, mode, limit_s):
+        try:
+            await super().pause(mode, limit_s)
+        except TransferTimeoutError:
+            self._paused = mode
+            raise
+
+
+class OvertakenPauseSaysNothing(ReferenceEngine):
+    """Whoever waits for a pause is told that it is there, whatever came meanwhile."""
+
+    async def pause(self, mode, limit_s):
+        with contextlib.suppress(LifecycleError):
+            await super().pause(mode, limit_s)

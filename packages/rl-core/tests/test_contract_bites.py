@@ -92,6 +92,11 @@ VARIANTS = [
     bites("test_pause_keep_records_both_versions", broken.KeptRequestsKeepTheirKV),
     bites("test_pause_in_place_records_both_versions", broken.KeptKVShared),
     bites("test_pause_in_place_records_both_versions", broken.NothingKeptInPlace),
+    bites("test_kept_requests_are_not_waited_for", broken.KeptAreWaitedFor, mode=PauseMode.KEEP),
+    bites("test_nothing_kept_goes_on_with_what_is_not_committed", broken.KeptAreWaitedFor),
+    bites("test_a_pause_that_waits_too_long_holds_nothing", broken.FailedPauseHolds),
+    bites("test_continue_ends_a_pause_that_waits", broken.OvertakenPauseSaysNothing),
+    bites("test_a_fence_ends_requests_that_a_pause_has_queued", broken.AbortedAsLength),
     bites("test_requests_in_flight_follow_on_update", broken.KeepAborts, mode=PauseMode.KEEP),
     bites("test_requests_in_flight_follow_on_update", broken.WaitAborts, mode=PauseMode.WAIT),
     bites("test_no_answer_mixes_versions", broken.RunsIntoUpdates),
@@ -110,6 +115,8 @@ VARIANTS = [
 
 ATTEMPTS = 4
 
+SHOW_AS_WAITS = (broken.StreamLeft, broken.KeptAreWaitedFor, broken.FailedPauseHolds)
+
 
 def attempt(test, case, arguments):
     """Some defects are races: whether a request runs into an update is up to the machine."""
@@ -124,7 +131,7 @@ def test_broken_engine_is_noticed(test, cls, tp_size, arguments, reference, tmp_
         arguments = {**arguments, "tmp_path": tmp_path}
     with reference(tp_size=tp_size, server=broken.server_of(cls), adapter=adapter) as given:
         # A defect that shows as a wait need not be waited for long.
-        limit = 4.0 if cls is broken.StreamLeft else given.timeout_s
+        limit = 4.0 if cls in SHOW_AS_WAITS else given.timeout_s
         case = RolloutCase(replace(given, timeout_s=limit))
         with pytest.raises((Exception, pytest.fail.Exception)) as caught:
             attempt(test, case, arguments)

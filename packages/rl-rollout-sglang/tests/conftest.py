@@ -148,6 +148,7 @@ class Started(StartedReplica):
         replica = SglangReplica(config, ProcessLauncher(log_dir), placement)
         super().__init__(ROLLOUT_BACKEND, replica, config)
         self.cold = None
+        self.log_dir = Path(log_dir)
 
     def look(self, weights):
         """Note what it is that was started on `weights`, which SGLang has loaded by itself."""
@@ -166,6 +167,15 @@ class Started(StartedReplica):
     def load_path(self, name):
         """Update by `bracketed` or `plain` from here on."""
         self.server.call("use_load_path", name, timeout=CALL_S)
+
+    def patches_off(self, *names):
+        """Turn off exactly these patches."""
+        self.server.call("disable_patches", names, timeout=CALL_S)
+
+    def said(self, words):
+        """How many lines of what its processes logged say so."""
+        texts = [path.read_text() for path in self.log_dir.iterdir()]
+        return sum(words in line for text in texts for line in text.splitlines())
 
 
 _NUMBERS = itertools.count()
@@ -192,6 +202,14 @@ def engines(model_dirs, weight_sets, tmp_path_factory):
     engines = StartedReplicas(start)
     yield engines
     engines.end()
+
+
+@pytest.fixture
+def dense(engines, weight_sets):
+    """The dense engine, serving A."""
+    started = engines("dense")
+    started.sync(weight_sets["dense"][0])
+    return started
 
 
 @pytest.fixture(scope="session")

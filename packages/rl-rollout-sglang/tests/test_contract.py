@@ -6,6 +6,7 @@ import pytest
 
 from rl_core.testing.rollout_contract import OnOneReplica, RolloutAdapterContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
+from rl_core.testing.rollout_pause_contract import PAUSES
 
 pytestmark = pytest.mark.engine
 
@@ -21,9 +22,10 @@ class TestBracketed(RolloutAdapterContract):
 class TestPlain(RolloutAdapterContract):
     """Through the model's loader alone, as for an SGLang that has no session."""
 
-    not_applicable: ClassVar = {
-        "test_released_kv_memory_leaves_the_process": "looked at in TestBracketed: the same code"
-    }
+    not_applicable: ClassVar = dict.fromkeys(
+        (*PAUSES, "test_released_kv_memory_leaves_the_process"),
+        "looked at in TestBracketed: the same code",
+    )
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test, engines):

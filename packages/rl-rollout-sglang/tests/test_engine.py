@@ -1,9 +1,6 @@
-"""What is particular to this engine: CPU patches, HTTP, refusals, the stream's far end."""
+"""What is particular to this engine: CPU patches, refusals, the stream's far end."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -11,27 +8,14 @@ import pytest
 
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import Deadline
-from rl_core.errors import ManifestMismatchError, RolloutError, TransferError
+from rl_core.errors import ManifestMismatchError, RolloutError, TransferError, TransferTimeoutError
 from rl_core.interfaces import PauseMode
 from rl_core.rollout.protocol import FromWorker, Offer
 from rl_core.testing.rollout_case import GREEDY
 from rl_core.testing.weight_set import leases
 from rl_core.trajectory import GenerateRequest, SamplingParams
-from rl_rollout_sglang.probe import probe
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture
-def dense(engines, weight_sets):
-    """The dense engine, serving A."""
-    started = engines("dense")
-    started.sync(weight_sets["dense"][0])
-    return started
-
-
-def answers(ask, started):
-    return [completion.token_ids for completion in ask(started, GREEDY)]
 
 
 # -- weights
@@ -101,6 +85,23 @@ def test_an_adapter_that_dies_fences_the_replica_at_once(dense, weight_sets):
     dense.sync(weight_sets["dense"][0])
 
 
+def test_a_scheduler_that_hangs_is_waited_for_until_the_deadline_only(dense, weight_sets):
+    """The replica is then fenced, and can be repaired as soon as the scheduler goes on."""
+    weights = weight_sets["dense"][1]
+    manifest = weights.manifest(dense.next_version())
+    scheduler = psutil.Process(dense.state()["workers"][0]["pid"])
+    scheduler.suspend()
+    try:
+        with pytest.raises(TransferTimeoutError):
+            dense.adapters[0].update_weights(
+                leases(weights.entries(), 3), manifest, Deadline.after(1.0)
+            )
+        assert dense.state()["phase"] == "fenced"
+    finally:
+        scheduler.resume()
+    dense.sync(weight_sets["dense"][0])
+
+
 def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors")
     manifest = weight_sets["dense"][1].manifest(dense.next_version())
@@ -126,14 +127,19 @@ def seeded(ask, started):
     return [item.token_ids for item in ask(started, sampling, [[5, 6, 7]])]
 
 
-def test_without_its_patch_seeds_do_not_count(dense, ask):
+def test_without_its_patch_seeds_do_not_count_and_one_line_says_so(dense, ask):
     """`seeded_sampling` is still needed; the contract shows that it works."""
-    dense.worker("disable_patches", ["seeded_sampling"])
+    seeded(ask, dense)
+    assert dense.said("ignores the seeds") == 0
+    dense.patches_off("seeded_sampling")
     try:
+        ask(dense, SamplingParams(1.0, max_tokens=2))
+        assert dense.said("ignores the seeds") == 0
         found = [seeded(ask, dense) for _ in range(3)]
     finally:
-        dense.worker("disable_patches", [])
+        dense.patches_off()
     assert not found[0] == found[1] == found[2], "SGLang seems to honour seeds now"
+    assert dense.said("ignores the seeds") == 1
     assert seeded(ask, dense) == seeded(ask, dense)
 
 
@@ -143,8 +149,8 @@ def test_requests_without_a_seed_differ(dense, ask):
     assert len({tuple(item.token_ids) for item in found}) == 4
 
 
-def test_speed_and_memory_after_many_cycles(dense, weight_sets, ask):
-    """Release, resume, sync: 20 times leave files and memory as they were."""
+def test_files_and_memory_after_many_cycles(dense, weight_sets, ask):
+    """Release, resume, sync, 20 times; their speed is for `tools/generation_speed.py`."""
     scheduler = psutil.Process(dense.state()["workers"][0]["pid"])
     server = psutil.Process(dense.state()["pid"])
 
@@ -173,11 +179,11 @@ def test_a_batch_is_computed_together(dense, ask):
 
 def test_answers_without_grouped_attention_are_the_same(dense, ask):
     before = ask(dense, GREEDY)
-    dense.worker("disable_patches", ["batched_attention"])
+    dense.patches_off("batched_attention")
     try:
         after = ask(dense, GREEDY)
     finally:
-        dense.worker("disable_patches", [])
+        dense.patches_off()
     for new, old in zip(after, before, strict=True):
         assert new.token_ids == old.token_ids
         assert new.log_probs == pytest.approx(old.log_probs, abs=1e-4)
@@ -198,116 +204,3 @@ def test_what_is_paused_in_place_can_be_ended(dense, weight_sets, ask):
     dense.adapters[0].continue_(30)
     dense.sync(weight_sets["dense"][0])
     assert ask(dense, GREEDY)
-
-
-# -- HTTP
-
-
-def post(started, body, path="/v1/completions"):
-    request = urllib.request.Request(
-        f"http://{started.replica.address}{path}",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.loads(response.read())
-
-
-DEADLY = [
-    ({"input_ids": [5, 80]}, {}, "input_ids"),
-    ({"input_ids": [[5], [-1]]}, {}, "input_ids"),
-    ({"input_ids": [[5], []]}, {}, "input_ids"),
-    ({"return_logprob": True, "top_logprobs_num": 81}, {}, "top_logprobs_num"),
-    ({}, {"top_k": 81}, "top_k"),
-    ({}, {"stop_token_ids": [80], "min_new_tokens": 2}, "stop_token_ids"),
-    ({"return_logprob": [True]}, {}, "return_logprob"),
-    ({"return_logprob": True, "logprob_start_len": -5}, {}, "logprob_start_len"),
-    ({"token_indices_to_pool": [9]}, {"max_new_tokens": 0}, "token_indices_to_pool"),
-    ({}, {"min_p": 0.5}, "min_p"),
-    ({}, {"n": 10**9}, "n:"),
-]
-"""Fields, sampling parameters, the name that the refusal has to tell."""
-
-
-def test_http_requests_that_would_end_the_engine_are_refused_by_name(dense):
-    """Before a scheduler sees them, streamed or not, native or OpenAI-compatible."""
-    for fields, sampling, named in DEADLY:
-        params = {"max_new_tokens": 3, **sampling}
-        body = {"input_ids": [5, 6], **fields, "sampling_params": params}
-        assert named in refused(dense, body, "/generate")
-    for fields in ({"prompt": [5, 80]}, {"prompt": [[5], [80]]}, {"logprobs": 81}):
-        told = refused(dense, {"model": "m", "prompt": [5, 6], "max_tokens": 3, **fields})
-        assert next(iter(fields)) in told
-    assert dense.state()["phase"] == "committed"
-    assert post(dense, {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}}, "/generate")
-
-
-def refused(started, body, path="/v1/completions"):
-    """What the client is told."""
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        post(started, body, path)
-    assert caught.value.code == 400, body
-    return caught.value.read().decode()
-
-
-def test_http_answers_as_the_handle_does(dense, prompts, ask):
-    expected = answers(ask, dense)[0]
-    sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
-    native = post(dense, {"input_ids": prompts[0], "sampling_params": sampling}, "/generate")
-    assert native["output_ids"] == expected
-    body = {"model": "m", "prompt": prompts[0], "max_tokens": 12, "temperature": 0}
-    answer = post(dense, {**body, "ignore_eos": True})
-    assert answer["choices"][0]["text"].split() == [f"t{token}" for token in expected]
-
-
-def test_http_gives_several_samples(dense, prompts):
-    """Native and OpenAI-compatible."""
-    sampling = {"max_new_tokens": 12, "temperature": 1, "ignore_eos": True, "n": 3}
-    native = post(dense, {"input_ids": prompts[0], "sampling_params": sampling}, "/generate")
-    assert len({tuple(item["output_ids"]) for item in native}) == 3
-    body = {"model": "m", "prompt": prompts[0], "max_tokens": 12, "temperature": 1, "n": 3}
-    choices = post(dense, {**body, "ignore_eos": True})["choices"]
-    assert len({choice["text"] for choice in choices}) == 3
-
-
-def test_http_tells_what_the_engine_holds_and_how_it_runs(engines, weight_sets):
-    """Whatever the gate says; but for released weights, of which there is nothing to tell."""
-    started = engines("tied")
-    started.sync(weight_sets["tied"][0])
-    adapter, address = started.adapters[0], started.replica.address
-    found = probe(address, 60)
-    assert found.ranks == adapter.live_digests(60)
-    assert (found.engine, found.device, found.split) == ("sglang", "cpu", {})
-    assert found.settings == {
-        "dtype": "float32",
-        "tensor_model_parallel_size": 2,
-        "max_model_len": 1024,  # the model's own: the configuration says nothing
-    }
-    adapter.fence("a test", 30)
-    assert probe(address, 60) == found
-    adapter.release(["weights"], 30)
-    with pytest.raises(RolloutError, match="released"):
-        probe(address, 60)
-    adapter.resume(["weights"], 30)
-    started.sync(weight_sets["tied"][0])
-    assert probe(address, 60) == found
-
-
-def test_http_refuses_with_the_reason_while_fenced(dense, prompts):
-    dense.adapters[0].fence("a test says so", 30)
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        post(dense, {"input_ids": prompts[0]}, "/generate")
-    assert caught.value.code == 503
-    assert "a test says so" in caught.value.read().decode()
-    with urllib.request.urlopen(f"http://{dense.replica.address}/health", timeout=30) as health:
-        assert health.status == 200
-
-
-@pytest.mark.parametrize(
-    "path", ["/release_memory_occupation", "/update_weights_from_tensor", "/pause_generation"]
-)
-def test_http_does_not_control_the_engine(dense, path):
-    """Some of these would end it; all of them would change it behind the adapter's back."""
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        post(dense, {}, path)
-    assert caught.value.code == 403

@@ -18,13 +18,13 @@ def test_without_its_patch_attention_goes_one_by_one(engines, weight_sets, ask):
     dense = engines("dense")
     dense.sync(weight_sets["dense"][0])
     sampling = SamplingParams(0.0, max_tokens=9, ignore_eos=True)
-    dense.worker("disable_patches", ["batched_attention"])
+    dense.patches_off("batched_attention")
     try:
         experiment(dense, "count_attention")
         ask(dense, sampling, [[5, 6, 7]] * 64)
         [operations] = experiment(dense, "count_attention")
     finally:
-        dense.worker("disable_patches", [])
+        dense.patches_off()
     assert operations >= 2 * 9 * 64, "SGLang seems to compute sequences together now"
 
 

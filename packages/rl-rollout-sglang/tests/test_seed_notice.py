@@ -1,11 +1,14 @@
-"""Where seeds do not count one line says so, at the first that is given."""
+"""Where seeds do not count one line says so, at the first that is given.
+
+That an engine asks is in test_engine.
+"""
 
 from rl_rollout_sglang.seed_notice import SeedNotice
 
 
 def lines(caplog, honoured, *seeds):
     caplog.clear()
-    notice = SeedNotice(honoured)
+    notice = SeedNotice(lambda: honoured)
     for seed in seeds:
         notice.see(seed)
     return [record.getMessage() for record in caplog.records]

@@ -12,6 +12,7 @@ from rl_core.testing.rollout_contract import (
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_memory_contract import MemoryContract
+from rl_core.testing.rollout_pause_contract import PAUSES
 from rl_core.testing.rollout_sync_contract import SyncContract
 
 pytestmark = pytest.mark.engine
@@ -53,7 +54,7 @@ class TestTiedPackedOnTwoRanks(RolloutAdapterContract):
     lacks: ClassVar = ELSEWHERE | {
         RolloutCapability.FREES_WEIGHTS: "packed copies are no parameters and cannot be freed"
     }
-    not_applicable: ClassVar = ONCE
+    not_applicable: ClassVar = ONCE | dict.fromkeys(PAUSES, "looked at in TestDense: the same code")
 
     @pytest.fixture(scope="class")
     def rollout(self, under_test):

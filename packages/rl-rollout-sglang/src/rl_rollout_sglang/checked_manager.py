@@ -4,6 +4,7 @@ Whoever asks, by HTTP or by the handle, native or OpenAI-compatible: what goes t
 made by `_create_tokenized_object`. Imported in the server process only.
 """
 
+import os
 import re
 from typing import Any
 
@@ -14,13 +15,24 @@ from sglang.srt.managers.io_struct import (
     msgpack_decode,
     msgpack_encode,
 )
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.cache_keys import keyed
 from rl_rollout_sglang.request_checks import RefusedRequestError, check_request, check_samples
 from rl_rollout_sglang.seed_notice import SeedNotice
+
+
+class QuietSignals(SignalHandler):  # type: ignore[misc]
+    """Leaves the server alone when a child fails or somebody asks it to end."""
+
+    def sigterm_handler(self, signum: Any = None, frame: Any = None) -> None:
+        """End this process only."""
+        os._exit(143)
+
+    def running_phase_sigquit_handler(self, signum: Any = None, frame: Any = None) -> None:
+        """The death of a child is found by watching it."""
 
 
 class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
@@ -32,7 +44,7 @@ class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
     """
 
     cache_epoch = 0
-    seeds = SeedNotice(honoured=True)
+    seeds = SeedNotice(lambda: True)
 
     def generate_request(self, obj: Any, request: Any = None) -> Any:
         """SGLang's answers to one request; RefusedRequestError."""

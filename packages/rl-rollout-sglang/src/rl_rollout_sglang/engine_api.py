@@ -5,15 +5,13 @@ Everything that SGLang raises leaves this module as an error of `rl_core.errors`
 
 import asyncio
 import logging
-import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
 import zmq
 from sglang.srt.managers import io_struct
-from sglang.srt.managers.tokenizer_manager import SignalHandler, TokenizerManager
 
 from rl_core.errors import RolloutError
 from rl_core.interfaces import LiveContent, LiveWeights, PauseMode, Placement
@@ -21,9 +19,11 @@ from rl_core.rollout.config import choose_load_path
 from rl_core.rollout.live_ranks import together
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
-from rl_rollout_sglang import engine_launch, engine_processes, trajectories
+from rl_rollout_sglang import cpu_plugin, engine_launch, engine_processes, trajectories
+from rl_rollout_sglang.checked_manager import CheckedTokenizerManager, QuietSignals
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.engine_processes import LaunchedEngine, ProcessSetup
+from rl_rollout_sglang.pause_condition import EndedWaitError, PauseCondition
 from rl_rollout_sglang.scheduler_link import SchedulerLink
 from rl_rollout_sglang.scheduler_protocol import BELL
 from rl_rollout_sglang.seed_notice import SeedNotice
@@ -52,16 +52,6 @@ def load_path(wanted: str) -> Literal["bracketed", "plain"]:
     )
 
 
-class _QuietSignals(SignalHandler):  # type: ignore[misc]
-    """Leaves the server alone when a child fails or somebody asks it to end."""
-
-    def sigterm_handler(self, signum: Any = None, frame: Any = None) -> None:
-        os._exit(143)
-
-    def running_phase_sigquit_handler(self, signum: Any = None, frame: Any = None) -> None:
-        """The death of a child is found by watching it."""
-
-
 class SglangEngine:
     """A running SGLang engine with its processes."""
 
@@ -71,7 +61,7 @@ class SglangEngine:
         self._engine = engine
         self._link = link
         self._setup = setup
-        self._manager: TokenizerManager = engine.tokenizer_manager
+        self._manager: CheckedTokenizerManager = engine.tokenizer_manager
         self._calling = asyncio.Lock()
         self._died = asyncio.get_running_loop().create_future()
         self._on_cpu = False
@@ -104,9 +94,12 @@ class SglangEngine:
 
     async def _attach(self, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
-        self._manager.signal_handler_class = _QuietSignals
+        self._manager.signal_handler_class = QuietSignals
         deterministic = bool(self._engine.server_args.enable_deterministic_inference)
-        self._manager.seeds = SeedNotice(honoured=on_cpu or deterministic)
+        self._manager.is_pause_cond = PauseCondition()
+        self._manager.seeds = SeedNotice(
+            lambda: deterministic or cpu_plugin.active("seeded_sampling")
+        )
         self._manager.auto_create_handle_loop()
         loop = asyncio.get_running_loop()
         for process in self._engine.processes:
@@ -117,8 +110,9 @@ class SglangEngine:
             for peer in self._link.peers
         ]
 
-    def publish(self, http: Any) -> None:
-        """Give the engine to SGLang's HTTP module."""
+    def publish(self, http: Any, refusal: Callable[[], str | None]) -> None:
+        """Give the engine to SGLang's HTTP module; `refusal` says why nothing is served."""
+        self._manager.is_pause_cond.refusal = refusal
         scheduler = self._engine._scheduler_init_result.scheduler_infos[0]
         state = http._GlobalState(
             tokenizer_manager=self._manager,
@@ -173,7 +167,10 @@ class SglangEngine:
         arguments = trajectories.request_arguments(request, vocab_size)
         stream = self._manager.generate_request(io_struct.GenerateReqInput(**arguments), None)
         with _translated(f"complete request {request.request_id}"):
-            output = await self._while_alive(_last(stream))
+            try:
+                output = await self._while_alive(_last(stream))
+            except EndedWaitError:
+                return Completion(request.request_id, [], [], "abort", [])
         if output is None:
             raise RolloutError(f"request {request.request_id} ended without an output")
         return trajectories.completion_of(request, output, committed)
@@ -185,11 +182,13 @@ class SglangEngine:
     async def _while_alive(self, work: Any) -> Any:
         """The result of `work`, or RolloutError as soon as the engine has died."""
         task = asyncio.ensure_future(work)
-        await asyncio.wait({task, self._died}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        try:
+            await asyncio.wait({task, self._died}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise RolloutError(f"the engine died: {self.last_words}")
+            return task.result()
+        finally:
             task.cancel()
-            raise RolloutError(f"the engine died: {self.last_words}")
-        return task.result()
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop scheduling; kept requests compute their KV again later, unless it is in place."""
@@ -203,6 +202,8 @@ class SglangEngine:
             async with self._manager.is_pause_cond:
                 self._manager.is_pause = True
             await self._while_alive(self._drain(abort=mode is PauseMode.ABORT))
+            if mode is PauseMode.ABORT:
+                await self._manager.is_pause_cond.end_waiting()
 
     async def _pause_schedulers(self, mode: PauseMode) -> None:
         request = io_struct.PauseGenerationReqInput(mode=SCHEDULER_PAUSES[mode])

@@ -96,7 +96,7 @@ class HttpServer:
 
         Errors: LifecycleError if it does not, or ends.
         """
-        engine.publish(sglang_http)
+        engine.publish(sglang_http, gate.refusal)
         guarded = GuardedApp(sglang_http.app, gate)
         server = cls(LiveRoute(guarded, lambda scope: look()), host)
         server._task = asyncio.create_task(server._server.serve(sockets=[server._socket]))

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,7 @@ from rl_core.gate import ServingGate
 from rl_core.interfaces import Placement
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.server import Http, RolloutServer
+from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.config import SglangConfig
 from rl_rollout_sglang.installed_engine import ENGINE
 
@@ -35,6 +37,11 @@ class SglangServer(RolloutServer):
 
         self._check_running()
         self._engine.load_path = load_path(wanted)
+
+    async def disable_patches(self, names: Sequence[str]) -> None:
+        """Turn off patches for cpu, here and in every scheduler (tests only)."""
+        cpu_plugin.switch.disable(names)
+        await self.worker_call("disable_patches", list(names))
 
     def _import_engine(self) -> None:
         if importlib.util.find_spec("sglang") is None:

@@ -79,6 +79,9 @@ class PauseMode(StrEnum):
     with their KV cache computed again, under another version if one was committed meanwhile.
     `in_place`: the same, with the KV cache that they have, so that tokens of the new version may
     follow from KV of older ones; a backend without it refuses it with a RolloutError.
+
+    Requests that are kept go on when the pause is over, so that nobody can `wait` for them before:
+    that is refused with a LifecycleError.
     """
 
     ABORT = "abort"
@@ -138,7 +141,10 @@ class RolloutAdapter(ABC):
 
     @abstractmethod
     def fence(self, reason: str, timeout: float) -> None:
-        """Refuse all requests, with `reason`, until the next commit."""
+        """Refuse all requests, with `reason`, until the next commit; those in flight end.
+
+        So do requests that a pause had queued: without a token, or with a RolloutError.
+        """
 
     @abstractmethod
     def clear_kv_cache(self, timeout: float) -> None:
@@ -146,7 +152,14 @@ class RolloutAdapter(ABC):
 
     @abstractmethod
     def pause(self, mode: PauseMode, timeout: float) -> None:
-        """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
+        """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue.
+
+        A pause that fails holds nothing; an earlier one still does.
+
+        Errors: RolloutError (the engine has no such mode, or fails); with `wait`
+        TransferTimeoutError (they have not ended in time) and LifecycleError (they are kept, or
+        another `pause` or `continue_` came meanwhile).
+        """
 
     @abstractmethod
     def continue_(self, timeout: float) -> None:

@@ -132,7 +132,7 @@ class StreamingAdapter(RolloutAdapter):
 
     def pause(self, mode: PauseMode, timeout: float) -> None:
         """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
-        self._call("pause", mode, timeout=timeout)
+        self._call("pause", mode, timeout * FAR_SIDE_SHARE, timeout=timeout)
 
     def continue_(self, timeout: float) -> None:
         """Go on after `pause`."""

@@ -119,7 +119,7 @@ class RolloutServer(ABC):
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
         self._running = True
-        self._pauses = Pauses(engine)
+        self._pauses = Pauses(engine, self._gate)
         self._memory = EngineMemory(engine, self._config.free_cache_engine)
         self._updates = WeightUpdates(
             engine, self._gate, self._pauses, self._memory, self._config.check_finite
@@ -178,10 +178,10 @@ class RolloutServer(ABC):
         self._check_running()
         return self._tokens_answered + self._engine.tokens_underway()
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop scheduling; requests in flight end or stay as `mode` says, new ones queue."""
+    async def pause(self, mode: PauseMode, seconds: float) -> None:
+        """Stop scheduling; see `Pauses.pause`."""
         self._check_running()
-        await self._pauses.pause(PauseMode(mode))
+        await self._pauses.pause(PauseMode(mode), seconds)
 
     async def continue_(self) -> None:
         """Go on after `pause`."""

@@ -1,12 +1,20 @@
 """Carries a replica from one version to the next: receive, load on all ranks, commit or fence."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
 from rl_core.deadlines import Deadline
-from rl_core.errors import LifecycleError, MiniRLError, RolloutError, TransferError
+from rl_core.errors import (
+    LifecycleError,
+    MiniRLError,
+    RolloutError,
+    TransferError,
+    TransferTimeoutError,
+)
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LoadReport, PauseMode
 from rl_core.logs import kv
@@ -28,6 +36,9 @@ from rl_core.rollout.update_rendezvous import Rendezvous
 from rl_core.versions import PolicyVersion
 
 logger = logging.getLogger(__name__)
+
+LATE_SHARE = 0.05
+"""Share of an update's seconds by which engine ranks may be late to tell of their deadline."""
 
 
 class WeightUpdates:
@@ -125,7 +136,7 @@ class WeightUpdates:
         path, finite = self._engine.load_path, self._check_finite
         left = deadline.remaining()
         requests = [UpdateRequest(item, manifest, left, path, finite) for item in sources]
-        reports = await self._call_workers(requests)
+        reports = await _within(left, self._call_workers(requests), manifest.version)
         self._gate.apply(Received(manifest.version, attempt))
         logger.info("weights loaded: %s", _rendered(reports, path))
         return reports
@@ -150,7 +161,23 @@ class WeightUpdates:
         """Fence the replica, unless another update has begun since; nobody is kept waiting."""
         if self._gate.state.attempt == attempt:
             self._gate.apply(Failed(f"{type(error).__name__}: {error}"))
-            await self._pauses.end_kept()
+            await self._pauses.end_requests()
+
+
+async def _within(
+    seconds: float, loading: Coroutine[Any, Any, list[LoadReport]], version: PolicyVersion
+) -> list[LoadReport]:
+    """The reports, or TransferTimeoutError if the engine's ranks say nothing, not even that.
+
+    They have a deadline of their own, and name the cause. A call that is late is left to end by
+    itself: what it says then belongs to an attempt that is over.
+    """
+    task = asyncio.ensure_future(loading)
+    await asyncio.wait({task}, timeout=seconds * (1 + LATE_SHARE))
+    if task.done():
+        return task.result()
+    task.add_done_callback(lambda late: late.cancelled() or late.exception())
+    raise TransferTimeoutError(f"deadline passed while loading {version}: the engine hangs")
 
 
 def _rendered(reports: Sequence[LoadReport], path: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rl_core.errors import RolloutError, TransferTimeoutError
+from rl_core.errors import LifecycleError, RolloutError, TransferTimeoutError
 from rl_core.interfaces import PauseMode
 from rl_core.testing.reference_kv import KVRows
 from rl_core.testing.reference_model import MAX_TOKENS, RankModel, logits
@@ -14,6 +14,9 @@ from rl_core.testing.reference_sampling import sample
 from rl_core.testing.reference_weights import EOS
 from rl_core.trajectory import Completion, FinishReason, GenerateRequest
 from rl_core.versions import PolicyVersion
+
+KEEPING = (PauseMode.KEEP, PauseMode.IN_PLACE)
+"""Pauses over which requests are kept."""
 
 
 class ReferenceEngine:
@@ -61,12 +64,24 @@ class ReferenceEngine:
             await self._wake()
 
     async def pause(self, mode: PauseMode, limit_s: float) -> None:
-        """Stop scheduling. TransferTimeoutError if requests do not end in time (`wait`)."""
+        """Stop scheduling; one that fails holds nothing.
+
+        Errors: TransferTimeoutError if requests do not end in time (`wait`); LifecycleError if they
+        cannot, or if another `pause` or a `resume` came first.
+        """
+        if mode is PauseMode.WAIT:
+            self._check_none_kept()
+        before = self._paused
         self._draining = list(self._queue) if mode is PauseMode.WAIT else []
         self._paused = mode
         if mode is PauseMode.ABORT:
             self.abort()
-        await self._drained(limit_s)
+        try:
+            await self._drained(mode, limit_s)
+        except TransferTimeoutError:
+            self._paused = before
+            await self._wake()
+            raise
 
     async def resume(self) -> None:
         """Go on scheduling."""
@@ -125,13 +140,25 @@ class ReferenceEngine:
     def _may_step(self) -> bool:
         return self.kv.allocated and any(not self._held(queued) for queued in self._queue)
 
-    async def _drained(self, limit_s: float) -> None:
+    def _check_none_kept(self) -> None:
+        if self._paused in KEEPING or (self.version is None and self._queue):
+            msg = "cannot wait for requests in flight: they are kept until continue_ or a commit"
+            raise LifecycleError(msg)
+
+    async def _drained(self, mode: PauseMode, limit_s: float) -> None:
         await self._wake()
+        draining = self._draining
+
+        def over() -> bool:
+            return self._paused is not mode or not set(draining) & set(self._queue)
+
         try:
             async with asyncio.timeout(limit_s), self._changed:
-                await self._changed.wait_for(lambda: not set(self._draining) & set(self._queue))
+                await self._changed.wait_for(over)
         except TimeoutError as error:
             raise TransferTimeoutError(f"requests in flight for over {limit_s} s") from error
+        if self._paused is not mode:
+            raise LifecycleError(f"the pause ({mode}) was overtaken by another one or continue_")
 
     def _generator(self, seed: int | None) -> torch.Generator:
         if seed is None:

@@ -33,7 +33,7 @@ from rl_core.testing.rollout_case import (
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_memory_contract import MemoryContract
-from rl_core.testing.rollout_serving_contract import ServingContract
+from rl_core.testing.rollout_pause_contract import PauseContract
 from rl_core.testing.rollout_sync_contract import SyncContract
 
 __all__ = [
@@ -68,7 +68,7 @@ class RolloutAdapterContract(
     FailureContract,
     SyncContract,
     LiveDigestContract,
-    ServingContract,
+    PauseContract,
     MemoryContract,
     OnOneReplica,
     contract=True,

@@ -175,7 +175,7 @@ class ServingContract(Contract, contract=True):
     @pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
     def test_requests_in_flight_follow_on_update(self, case: RolloutCase, mode: PauseMode) -> None:
         """Without anybody pausing: an update lets them finish, or go on as the new version."""
-        self.need(_MODES[mode])
+        self.need(MODES[mode])
         spans = 2 if mode is PauseMode.KEEP else 1
         for delay_s in DELAYS_S:
             version, completions = self._updated_meanwhile(case, mode, delay_s)
@@ -209,7 +209,7 @@ class ServingContract(Contract, contract=True):
 
     def any_pause_mode(self) -> PauseMode:
         """A pause mode that the backend has."""
-        for mode, capability in _MODES.items():
+        for mode, capability in MODES.items():
             if capability not in self.lacks:
                 return mode
         self.need(RolloutCapability.PAUSE_ABORT)
@@ -232,20 +232,20 @@ class ServingContract(Contract, contract=True):
         self, case: RolloutCase, mode: PauseMode, delay_s: float
     ) -> tuple[PolicyVersion, list[Completion]]:
         """Long requests under A, paused after `delay_s`, an update to B, on again."""
-        version, running = self._long_requests(case)
+        version, running = self.long_requests(case)
         time.sleep(delay_s)
         case.first.pause(mode, case.given.timeout_s)
         try:
             case.sync(case.given.weights_b)
         finally:
             case.first.continue_(case.given.timeout_s)
-        return version, self._answers(case, running)
+        return version, self.answers(case, running)
 
     def _updated_meanwhile(
         self, case: RolloutCase, mode: PauseMode, delay_s: float
     ) -> tuple[PolicyVersion, list[Completion]]:
         """Long requests under A, an update to B after `delay_s` that says what becomes of them."""
-        version, running = self._long_requests(case)
+        version, running = self.long_requests(case)
         time.sleep(delay_s)
         usual = case.first.on_update
         for adapter in case.given.adapters:
@@ -255,16 +255,17 @@ class ServingContract(Contract, contract=True):
         finally:
             for adapter in case.given.adapters:
                 adapter.on_update = usual
-        return version, self._answers(case, running)
+        return version, self.answers(case, running)
 
-    def _long_requests(self, case: RolloutCase) -> "tuple[PolicyVersion, Future[list[Completion]]]":
+    def long_requests(self, case: RolloutCase) -> "tuple[PolicyVersion, Future[list[Completion]]]":
+        """Long requests under A, just sent, and the version that they begin with."""
         version = case.sync(case.given.weights_a)
         sampling = SamplingParams(0.0, max_tokens=case.given.long_tokens, ignore_eos=True)
         return version, case.in_background(
             case.first.generate, case.requests(sampling), case.given.timeout_s
         )
 
-    def _answers(self, case: RolloutCase, running: "Future[list[Completion]]") -> list[Completion]:
+    def answers(self, case: RolloutCase, running: "Future[list[Completion]]") -> list[Completion]:
         """What became of requests into which an update to B came."""
         try:
             completions = running.result(case.given.timeout_s)
@@ -282,12 +283,13 @@ class ServingContract(Contract, contract=True):
         assert _following(kept) in _anew(case, kept)
 
 
-_MODES = {
+MODES = {
     PauseMode.KEEP: RolloutCapability.PAUSE_KEEP,
     PauseMode.ABORT: RolloutCapability.PAUSE_ABORT,
     PauseMode.WAIT: RolloutCapability.PAUSE_WAIT,
     PauseMode.IN_PLACE: RolloutCapability.PAUSE_IN_PLACE,
 }
+"""What a backend must have for each mode."""
 
 
 def _seeded(case: RolloutCase, count: int, max_tokens: int) -> list[GenerateRequest]:
