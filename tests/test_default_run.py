@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
 
 from start_up import MILESTONES
-from whole_runs import APP, ONE_ACTOR
+from whole_runs import APP
 
 pytestmark = pytest.mark.engine
 
@@ -143,14 +143,9 @@ def test_ray_starts_its_workers_in_the_drivers_environment(default_run):
 
 
 def test_its_recorded_samples_train_another_actor_in_the_same_way(default_run, runner):
-    """Without an engine, on half as many ranks: the first five steps, all of the warm-up, repeat
-    the run's own.
-    """
+    """Without an engine: the first five steps, all of the warm-up, repeat the run's own."""
     run = runner.complete(
-        f"debug.train_only={default_run.run_dir}",
-        "trainer.total_training_steps=6",
-        *ONE_ACTOR,
-        timeout=120,
+        f"debug.train_only={default_run.run_dir}", "trainer.total_training_steps=6", timeout=120
     )
     assert run.code == 0, run.log
     assert run.left() == []

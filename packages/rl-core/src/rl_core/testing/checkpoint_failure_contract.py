@@ -195,10 +195,7 @@ class FailureContract(Contract, contract=True):
         harmed = group.member(hook.member)
         harmed.handle.call("arm", hook.function, HARMED, timeout=case.grace_s)
         manifest = PLENTY.manifest(case.version())
-        # All but what never comes must be noticed without a deadline, however slow the machine is.
-        never = fault is CheckpointFault.MISSING
-        deadline_s = case.fault_deadline_s if never else case.deadline_s
-        outcome = group.transfer(PLENTY, manifest, deadline_s=deadline_s)
+        outcome = group.transfer(PLENTY, manifest, deadline_s=case.fault_deadline_s)
         group.finalize(success=False)
         hurt = "receiver 0" if hook.member == "sender 0" else hook.member
         assert_ended(outcome, dict.fromkeys(("sender 0", "receiver 0", "receiver 1"), MiniRLError))
