@@ -16,6 +16,14 @@ def test_the_overrides_are_those_of_the_workspace():
     assert lines == project["tool"]["uv"]["override-dependencies"]
 
 
+def test_all_tests_are_run_once():
+    """They are named in the order in which workers take them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    members = {f"packages/{path.parent.name}" for path in ROOT.glob("packages/*/tests")}
+    paths = project["tool"]["pytest"]["ini_options"]["testpaths"]
+    assert sorted(paths) == sorted({"tests", "apps", *members})
+
+
 MANAGED_PYTHON = """#!/bin/bash
 # Like Debian's: pip installs nothing into it, only elsewhere.
 [ "$5" = --target ] || { echo "error: externally-managed-environment"; exit 1; }
