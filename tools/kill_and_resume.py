@@ -4,10 +4,10 @@
 
 Each round starts the same run, kills all its processes with SIGKILL at a random moment of a random
 step, and resumes it by `trainer.resume=auto`. A line says at which step it was killed, where it
-went on, and how long that took. Exit code 1 unless it ends with the same rows in
-`trajectories.jsonl` (tokens, log-probabilities, rewards, advantages, digest of the weights that
-sampled them; only the run epoch may differ), the same losses, and the same trained model, byte for
-byte.
+went on, and how long that took. In the first round nothing may have been saved by then, in the
+others something has. Exit code 1 unless it ends with the same rows in `trajectories.jsonl` (tokens,
+log-probabilities, rewards, advantages, digest of the weights that sampled them; only the run epoch
+may differ), the same losses, and the same trained model, byte for byte.
 
 The last round resumes on one actor rank what two have saved. Everything until the checkpoint must
 be the same there, and the weights that are served first must have the digest that was published
@@ -57,11 +57,11 @@ def steps_of(run: Run) -> list[Step]:
     return [(samples[step], line["loss"], line["grad_norm"]) for step, line in enumerate(lines)]
 
 
-def killed(run: Run, first: int, steps: int, drawn: random.Random) -> int:
-    """Kill everything of a run, after step `first` at the earliest; the last step it told of."""
-    run.wait_for(f"[Step {drawn.randint(first, steps - 2)}/", LIMIT_S)
-    if first > 1:
+def killed(run: Run, steps: int, drawn: random.Random, *, saved: bool) -> int:
+    """Kill everything of a run, when something is `saved` or before; the last step it told of."""
+    if saved:
         run.wait_for("Checkpoint saved", LIMIT_S)
+    run.wait_for(f"[Step {drawn.randint(1, steps - 2)}/", LIMIT_S)
     time.sleep(drawn.uniform(0, STEP_S))
     while found := run.processes():
         for pid in found:
@@ -151,14 +151,13 @@ def told_step(run: Run) -> int:
 
 
 def killed_and_resumed(
-    runner: Runner, whole: Run, arguments: tuple[str, ...], drawn: random.Random, *, same: bool
+    runner: Runner, whole: Run, drawn: random.Random, *, saved: bool, same: bool
 ) -> tuple[list[str], str]:
     """One round: what is wrong, and what happened."""
-    victim = runner.start(*arguments)
-    steps = len(whole.metrics)
-    last = killed(victim, 1 if same else steps // 2, steps, drawn)
+    victim = runner.start(*whole.arguments)
+    last = killed(victim, len(whole.metrics), drawn, saved=saved)
     ranks = () if same else ONE_ACTOR
-    given = (*arguments, *ranks, "trainer.resume=auto")
+    given = (*whole.arguments, *ranks, "trainer.resume=auto")
     resumed = runner.complete(*given, run_dir=victim.run_dir, timeout=LIMIT_S)
     begun = told_step(resumed)
     wrong = problems(whole, resumed, begun, same=same)
@@ -196,7 +195,8 @@ def main() -> int:
                 return 1
             for number in range(options.rounds):
                 same = number < options.rounds - 1
-                wrong, line = killed_and_resumed(runner, whole, arguments, drawn, same=same)
+                saved = number > 0
+                wrong, line = killed_and_resumed(runner, whole, drawn, saved=saved, same=same)
                 good = good and not wrong
                 sys.stdout.write(f"{'BAD' if wrong else 'ok '} {line}\n")
                 sys.stdout.write("".join(f"    {one}\n" for one in wrong[:10]))
