@@ -26,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +131,17 @@ def final(run: Run) -> Path:
 
 def closeness(whole: Run, resumed: Run, begun: int) -> str:
     """How far a run on another number of ranks is from the one that it follows."""
-    (mine, loss, _), (theirs, other, _) = steps_of(resumed)[begun], steps_of(whole)[begun]
-    pairs = [(one[LOG_PROBS], two[LOG_PROBS]) for one, two in zip(mine, theirs, strict=True)]
-    first = max(farthest(*pair) for pair in pairs)
-    unlike = sum(one != two for one, two in pairs)
-    rewards = zip(whole.metrics, resumed.metrics, strict=True)
-    reward = max(abs(one["reward/mean"] - two["reward/mean"]) for one, two in rewards)
-    mine, theirs = load_file(final(resumed)), load_file(final(whole))
-    weight = max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
+    steps = list(zip(steps_of(resumed), steps_of(whole), strict=True))[begun:]
+    samples = [pair for mine, theirs in steps for pair in zip(mine[0], theirs[0], strict=True)]
+    others = sum(one["response_ids"] != two["response_ids"] for one, two in samples)
+    mine, theirs = steps[0]
+    first = max(farthest(*map(itemgetter(LOG_PROBS), pair)) for pair in samples[: len(mine[0])])
+    trained = [load_file(final(run)) for run in (resumed, whole)]
+    weight = max(float((trained[0][name] - trained[1][name]).abs().max()) for name in trained[1])
     return (
-        f"step {begun + 1} differs in log-probabilities of {unlike} of {len(pairs)} samples by "
-        f"{first:.1e} at most and in the loss by {abs(loss - other):.1e}; in the end mean rewards "
-        f"differ by {reward:.3f} at most, weights by {weight:.1e}"
+        f"step {begun + 1} differs by {first:.1e} at most in log-probabilities and by "
+        f"{abs(mine[1] - theirs[1]):.1e} in the loss; {others} of {len(samples)} samples from it "
+        f"on have other tokens, trained weights differ by {weight:.1e} at most"
     )
 
 
