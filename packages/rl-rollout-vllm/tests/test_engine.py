@@ -26,6 +26,8 @@ from rl_rollout_vllm.probe import probe
 
 pytestmark = pytest.mark.engine
 
+ROUNDS = 4
+
 
 @pytest.fixture
 def dense(engines, weight_sets):
@@ -213,8 +215,9 @@ def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
 def test_a_request_that_the_engine_refuses_is_an_error_of_that_request(dense, ask):
     too_long = [5] * 1100
     for prompt, named in [([10**6], "token ids below 80"), ([], "token ids"), (too_long, "failed")]:
-        with pytest.raises(RolloutError, match=named):
-            ask(dense, SamplingParams(max_tokens=4), [prompt])
+        for others in ([], [[5, 6]] * 3):
+            with pytest.raises(RolloutError, match=named):
+                ask(dense, SamplingParams(max_tokens=4), [*others, prompt, *others])
     assert dense.state()["phase"] == "committed"
     assert ask(dense, GREEDY)
 
@@ -231,6 +234,19 @@ def test_seeded_requests_that_exceed_a_batch(dense, ask):
     seeded = SamplingParams(1.0, max_tokens=4, seed=3, ignore_eos=True)
     assert [len(one.token_ids) for one in ask(dense, seeded, prompts)] == [4] * 8
     assert dense.state()["phase"] == "committed"
+
+
+def test_the_same_batch_gets_the_same_log_probs_bit_for_bit(dense, ask):
+    """vLLM would begin with the first request, and make other batches each time."""
+    seeded = SamplingParams(1.0, max_tokens=8, seed=3, ignore_eos=True)
+    batch = [[5 + n % 70, 6, 7, 8][: 1 + n % 4] for n in range(128)]
+
+    def log_probs():
+        dense.adapters[0].clear_kv_cache(30)
+        return [one.log_probs for one in ask(dense, seeded, batch)]
+
+    first = log_probs()
+    assert [log_probs() for _ in range(ROUNDS)] == [first] * ROUNDS
 
 
 # -- HTTP

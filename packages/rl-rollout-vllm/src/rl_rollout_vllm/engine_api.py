@@ -5,16 +5,13 @@ Everything that vLLM raises leaves this module as an error of `rl_core.errors`.
 
 import asyncio
 import logging
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
-import vllm.v1.engine.core as engine_core
-import vllm.v1.engine.utils as engine_utils
-import vllm.v1.executor.multiproc_executor as multiproc_executor
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
@@ -23,22 +20,17 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rl_core.errors import ConfigError, LifecycleError, RolloutError
 from rl_core.interfaces import LiveContent, LiveWeights, PauseMode, Placement
-from rl_core.rollout import process_watch
 from rl_core.rollout.config import choose_load_path
 from rl_core.rollout.engine_arguments import check_known
 from rl_core.rollout.live_ranks import together
-from rl_core.rollout.process_output import redirect_output
 from rl_core.rollout.protocol import WEIGHTS
 from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 from rl_rollout_vllm import trajectories
+from rl_rollout_vllm.admission import Admission
+from rl_rollout_vllm.child_processes import child_processes, child_setup
 from rl_rollout_vllm.config import VllmConfig
-from rl_rollout_vllm.server_args import (
-    QUEUE_SEGMENTS,
-    TRANSFER_BACKEND,
-    engine_args,
-    fields_of,
-)
+from rl_rollout_vllm.server_args import TRANSFER_BACKEND, engine_args, fields_of
 from rl_rollout_vllm.server_env import threads
 
 try:
@@ -79,6 +71,8 @@ class VllmEngine:
         self.workers: list[dict[str, int]] = []
         self.load_path = load_path(config.load_path)
         self._on_cpu = False
+        self._admission = Admission(self._hold, self._let_go)
+        self._holds = hasattr(llm.engine_core, "pause_scheduler_async")
 
     @classmethod
     async def start(cls, config: VllmConfig, placement: Placement, scratch: str) -> "VllmEngine":
@@ -108,7 +102,7 @@ class VllmEngine:
             config.start_method == "auto" and placement.device == "cpu"
         )
         try:
-            with _child_processes(fork, _child_setup(config, placement, scratch)):
+            with child_processes(fork, child_setup(config, placement, scratch)):
                 llm = AsyncLLM.from_vllm_config(
                     vllm_config, disable_log_stats=True, enable_log_requests=False
                 )
@@ -138,18 +132,37 @@ class VllmEngine:
         params = SamplingParams(
             output_kind=RequestOutputKind.FINAL_ONLY, **trajectories.sampling_arguments(request)
         )
-        prompt = {"prompt_token_ids": request.prompt_ids}
-        outputs = self._llm.generate(prompt, params, request.request_id)
+        # Named so, it is taken as it is; else a thread looks at it, and order is lost.
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
         try:
-            final = [output async for output in outputs]
+            async with self._admission.entering():
+                queue = await self._llm.add_request(request.request_id, prompt, params)
+            final = await self._final_output(queue)
+        except RolloutError:
+            raise
         except EngineDeadError as error:
             raise RolloutError(f"the engine died: {error}") from error
         except Exception as error:
             # Edge of the engine: what fails in its processes arrives as a bare Exception.
             raise RolloutError(f"request {request.request_id} failed: {error}") from error
-        if not final:
-            raise RolloutError(f"request {request.request_id} ended without an output")
-        return trajectories.completion_of(request.request_id, final[-1].outputs[0], committed)
+        return trajectories.completion_of(request.request_id, final.outputs[0], committed)
+
+    async def _final_output(self, queue: Any) -> Any:
+        try:
+            return await queue.get()
+        except asyncio.CancelledError:
+            await self._llm.abort(queue.request_id, internal=True)
+            raise
+
+    async def _hold(self) -> None:
+        """Let requests queue. An engine that is too old for it begins with the first one."""
+        if self._holds:
+            pause = "engine_core.pause_scheduler_async"
+            await self._ask("hold its scheduler", pause, mode="keep", clear_cache=False)
+
+    async def _let_go(self) -> None:
+        if self._holds:
+            await self._ask("go on", "engine_core.resume_scheduler_async")
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         # Without a tokenizer vLLM lets such a prompt through, and its core dies of it.
@@ -173,10 +186,12 @@ class VllmEngine:
             msg = "vLLM does not pause in_place: its prefix cache would outlive an update; use keep"
             raise RolloutError(msg)
         keep = mode is PauseMode.KEEP
+        await self._admission.close()
         await self._ask("pause", "pause_generation", mode=mode.value, clear_cache=not keep)
 
     async def resume(self) -> None:
         """Schedule again."""
+        self._admission.reopen()
         await self._ask("resume", "resume_generation")
 
     async def clear_kv_cache(self) -> None:
@@ -259,7 +274,7 @@ class VllmEngine:
         Errors: RolloutError if it fails, dies meanwhile, or this vLLM has no such method.
         """
         with _translated(what):
-            task = asyncio.ensure_future(getattr(self._llm, method)(*args, **kwargs))
+            task = asyncio.ensure_future(attrgetter(method)(self._llm)(*args, **kwargs))
             try:
                 while not task.done():
                     await asyncio.wait({task}, timeout=DEATH_POLL_S)
@@ -309,42 +324,3 @@ def _translated(what: str) -> Iterator[None]:
     except Exception as error:
         # Edge of the engine: what fails in its processes arrives as a bare Exception.
         raise RolloutError(f"the engine failed to {what}: {error}") from error
-
-
-@contextmanager
-def _child_processes(fork: bool, setup: Callable[[], None]) -> Iterator[None]:
-    """Choose how vLLM starts its processes, for the length of the block.
-
-    vLLM forces `spawn` on cpu and in Ray actors, which imports everything a second time in each
-    process. Forking is safe here because the server has used no OpenMP threads and no device.
-    """
-    if not fork:
-        yield
-        return
-    original = (engine_utils.get_mp_context, engine_core.EngineCoreProc.run_engine_core)
-    context = multiprocessing.get_context("fork")
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        setup()
-        original[1](*args, **kwargs)
-
-    engine_utils.get_mp_context = multiproc_executor.get_mp_context = lambda: context
-    engine_core.EngineCoreProc.run_engine_core = staticmethod(run)
-    try:
-        yield
-    finally:
-        engine_utils.get_mp_context = multiproc_executor.get_mp_context = original[0]
-        engine_core.EngineCoreProc.run_engine_core = staticmethod(original[1])
-
-
-def _child_setup(config: VllmConfig, placement: Placement, scratch: str) -> Callable[[], None]:
-    server = os.getpid()
-
-    def setup() -> None:
-        """First thing in the engine's core process (forked)."""
-        process_watch.end_with(server, scratch, QUEUE_SEGMENTS)
-        if config.log_dir is not None:
-            name = f"vllm-{placement.replica_rank}-engine.log"
-            redirect_output(config.log_dir, name, logger="vllm")
-
-    return setup
