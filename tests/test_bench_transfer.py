@@ -20,3 +20,5 @@ def test_a_quick_look(tmp_path):
     result = json.loads(found.read_text())[0]
     assert {"hccl copy realistic / naive", "hccl lend large / raw"} <= result["ratios"].keys()
     assert all(ratio > 0 for ratio in result["ratios"].values())
+    assert result["cores"].keys() == result["gib_per_s"].keys()
+    assert all(cores > 0 for cores in result["cores"].values())

@@ -8,7 +8,8 @@ One sender and its receivers are processes of this host. Everything is measured 
 processes, one thing after the other in every round, each round beginning with another one, so that
 the noise of the machine falls on all alike; medians and their ratios are reported. A time runs from
 the first tensor asked for to the last one handed over, at the slowest receiver; a rate is payload
-bytes over that time. Modes:
+bytes over that time. Beside it stand the cores that all processes kept busy meanwhile: where a
+baseline already takes all that there are, whatever is done besides makes it slower. Modes:
 
 * `lend`: tensors are handed over, nobody reads them;
 * `copy`: the receiver copies each tensor out, as an engine that loads does;
@@ -40,6 +41,14 @@ from rl_core.testing.launcher import ProcessLauncher
 
 TIMEOUT_S = 300.0
 BASELINES = {"hccl": ("naive", "raw"), "mooncake": ("reads",), "disk": ("files",)}
+
+
+@dataclass(frozen=True)
+class Took:
+    """One measurement: wall clock and the CPU time of all processes, in seconds."""
+
+    wall: float
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -83,23 +92,23 @@ class Bench:
             handle.kill()
         self._root.cleanup()
 
-    def measure(self, cases: list[Case]) -> dict[Case, list[float]]:
-        """Seconds of every case in every round."""
+    def measure(self, cases: list[Case]) -> dict[Case, list[Took]]:
+        """What every case took in every round."""
         self._connect_baselines()
         key = new_key()
         for name in {case.what for case in cases if case.mode}:
             for kind in (None, XXH3_128):
                 self._all("construct", name, kind, key, self._options(name))
-        seconds: dict[Case, list[float]] = {}
+        found: dict[Case, list[Took]] = {}
         # One set of weights after the other, as an engine that stays with its model has it: what it
         # allocated for the largest tensor would not survive the other set.
         for shape in SHAPES:
-            seconds |= self._rounds([case for case in cases if case.shape == shape])
-        return seconds
+            found |= self._rounds([case for case in cases if case.shape == shape])
+        return found
 
-    def _rounds(self, cases: list[Case]) -> dict[Case, list[float]]:
+    def _rounds(self, cases: list[Case]) -> dict[Case, list[Took]]:
         """The first round, in which memory is touched for the first time, is not counted."""
-        seconds: dict[Case, list[float]] = {case: [] for case in cases}
+        found: dict[Case, list[Took]] = {case: [] for case in cases}
         for counted in range(-1, self._arguments.rounds):
             # A disk that was written to a moment ago is slower: each takes each place in the order.
             first = counted % len(cases)
@@ -107,8 +116,8 @@ class Bench:
                 os.sync()
                 took = self._baseline(case) if not case.mode else self._sync(case)
                 if counted >= 0:
-                    seconds[case].append(took)
-        return seconds
+                    found[case].append(took)
+        return found
 
     def _options(self, name: str) -> dict[str, str]:
         return {"root_dir": self._root.name} if name == "disk" else {}
@@ -117,28 +126,30 @@ class Bench:
         port = self._handles[0].call("free_port", timeout=TIMEOUT_S)
         self._all("connect", port, len(self._handles))
 
-    def _baseline(self, case: Case) -> float:
+    def _baseline(self, case: Case) -> Took:
         if case.what == "reads":
             addresses = self._handles[0].call("serve_reads", case.shape, timeout=TIMEOUT_S)
             self._all("accept_reads", addresses)
-        return self._span(self._all(case.what, case.shape, self._root.name))
+        return self._timed(case.what, case.shape, self._root.name)
 
-    def _sync(self, case: Case) -> float:
+    def _sync(self, case: Case) -> Took:
         kind = XXH3_128 if case.mode == "verify" else None
         ends = self._all("prepare", case.what, kind)
         self._all("build", case.what, kind, ends)
         self._version += 1
-        span = self._span(self._all("move", (case.what, case.mode, case.shape), self._version))
+        took = self._timed("move", (case.what, case.mode, case.shape), self._version)
         self._all("finalize", case.what, kind)
-        return span
+        return took
+
+    def _timed(self, method: str, *arguments: Any) -> Took:
+        before = sum(self._all("cpu_seconds"))
+        stamps = self._all(method, *arguments)
+        cpu = sum(self._all("cpu_seconds")) - before
+        return Took(max(stamps[1:]) - stamps[0], cpu)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         pending = [handle.submit(method, *arguments) for handle in self._handles]
         return [call.result(TIMEOUT_S) for call in pending]
-
-    @staticmethod
-    def _span(stamps: list[float]) -> float:
-        return max(stamps[1:]) - stamps[0]
 
 
 def cases_of(engines: list[str]) -> list[Case]:
@@ -173,13 +184,19 @@ def _against(
 
 
 def report(
-    arguments: argparse.Namespace, receivers: int, bucket: int, found: dict[Case, list[float]]
+    arguments: argparse.Namespace, receivers: int, bucket: int, found: dict[Case, list[Took]]
 ) -> dict[str, Any]:
     """Print one table; the same as data."""
-    medians = {case: statistics.median(times) for case, times in found.items()}
+    medians = {case: statistics.median(took.wall for took in all_) for case, all_ in found.items()}
+    busy = {
+        str(case): statistics.median(took.cpu for took in all_) / medians[case]
+        for case, all_ in found.items()
+    }
     lines = [f"== {receivers} receivers, buckets of {bucket} MiB, {arguments.megabytes} MiB"]
     rates = {str(case): arguments.megabytes / 1024 / took for case, took in medians.items()}
-    lines += [f"{name:32s} {rate:6.2f} GiB/s" for name, rate in rates.items()]
+    lines += [
+        f"{name:32s} {rate:6.2f} GiB/s {busy[name]:6.2f} cores" for name, rate in rates.items()
+    ]
     compared = dict(ratios(medians))
     lines += [f"{name:44s} {ratio:5.2f}" for name, ratio in compared.items()]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -188,8 +205,9 @@ def report(
         "receivers": receivers,
         "bucket_megabytes": bucket,
         "gib_per_s": rates,
+        "cores": busy,
         "ratios": compared,
-        "seconds": {str(case): times for case, times in found.items()},
+        "seconds": {str(case): [took.wall for took in all_] for case, all_ in found.items()},
     }
 
 
