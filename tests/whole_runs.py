@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from readmes import program
 from shared_memory import orphaned_segments, pids
-from witnesses import ONE_AT_FIRST
+from witnesses import ABORT, ONE_AT_FIRST
 
 from minirl.tiny_model import build_tiny_model
 
@@ -264,7 +264,7 @@ WITNESSED = {
     ),
     "mooncake": (
         "moe",
-        ("config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
+        (ABORT, "config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
     ),
     "disk": (
         "dense",

@@ -1,6 +1,6 @@
 """Sync N times and print what the processes hold after a few syncs, and after all of them.
 
-python tools/sync_many_times.py DIRECTORY N [arguments of minirl]
+uv run tools/sync_many_times.py DIRECTORY N [arguments of minirl]
 """
 
 import contextlib
@@ -40,8 +40,8 @@ def started_system(directory: Path, *arguments: str) -> Iterator[RLSystem]:
     log_server = LogServer(new_key(), None)
     settings = ProcessSettings(str(directory / "logs"), log_server.address)
     with (
-        session_directory(plan.config.cluster) as directory,
-        ray_session(plan.config.cluster, plan.device, plan.slots, directory),
+        session_directory(plan.config.cluster) as scratch,
+        ray_session(plan.config.cluster, plan.device, plan.slots, scratch),
         RunOutput(directory, plan.config) as output,
     ):
         system = RLSystem(plan, settings)
@@ -55,6 +55,7 @@ def started_system(directory: Path, *arguments: str) -> Iterator[RLSystem]:
 def main() -> None:
     """Start a system, sync, print, end."""
     directory, count = Path(sys.argv[1]), int(sys.argv[2])
+    directory.mkdir(parents=True, exist_ok=True)
     with started_system(directory, *sys.argv[3:]) as system:
         for step in range(SETTLED):
             system.weight_sync.sync(PolicyVersion(1, step), "trained")
