@@ -37,10 +37,6 @@ class BenchRank(Baselines):
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
 
-    def cpu_seconds(self) -> float:
-        """CPU time of this process so far, all its threads."""
-        return time.process_time()
-
     def construct(self, name: str, kind: str | None, key: bytes, options: dict[str, Any]) -> None:
         """Make an engine."""
         backend = load_backend(CHECKPOINT_ENGINES, name)
