@@ -8,6 +8,7 @@ Started as `python -m rl_core.testing.process_template PARENT_PID SOCKET_FD MODU
 with it every fork, when the socket closes or the launching process dies.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -45,6 +46,9 @@ def main() -> None:
     die_with_parent(parent, signal.SIGKILL)
     for module in sys.argv[3:]:
         importlib.import_module(module)
+    # A collection in a fork would go through all that was imported, and copy its pages.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is reaped by the kernel
     with socket.socket(fileno=descriptor) as orders:
         while True:
