@@ -2,16 +2,19 @@
 
 A line is JSON: arguments, log file, working directory. This process has imported what a run imports
 before it refuses its arguments, by one that is refused late; starting a new interpreter for each
-would take most of the time. Prints the exit code of each.
+would take most of the time. Prints the exit code of each; one that hangs is ended by SIGALRM.
 """
 
 import contextlib
 import io
 import json
 import os
+import signal
 import sys
 
 from minirl.main import main, run
+
+LIMIT_S = 120
 
 
 def _run(arguments: list[str], log: str, directory: str) -> None:
@@ -29,6 +32,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.St
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
+        signal.alarm(LIMIT_S)
         _run(*json.loads(line))
         os._exit(0)
     _, status = os.waitpid(pid, 0)

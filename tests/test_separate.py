@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from whole_runs import WITNESSED
+from whole_runs import ENDED_S, ON_TWO_NODES, WITNESSED
 from witnesses import ABORT, SERVED
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("witnessed")]
@@ -49,7 +49,7 @@ def check_tampered(sync, told):
     assert re.search(r"tensor '([^']+)'", sync["error"])[1] == told["tensor"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_TWO_NODES)
 def test_actors_and_replicas_on_different_nodes(witnessed_runs, backend):
     run = witnessed_runs[backend]
     nodes = json.loads((run.run_dir / SERVED).read_text())["nodes"]
@@ -58,8 +58,12 @@ def test_actors_and_replicas_on_different_nodes(witnessed_runs, backend):
 
 
 def test_a_member_aborted_in_a_sync_ends_the_run_with_its_last_words(witnessed_runs):
-    """One of the deaths that tools/kill_members.py goes through; an engine's is elsewhere."""
+    """One of the deaths that tools/kill_members.py goes through; an engine's is elsewhere.
+
+    The run has a Ray of its own, so that its processes are known by its mark.
+    """
     [name] = [name for name, (_, arguments) in WITNESSED.items() if ABORT in arguments]
+    assert name not in ON_TWO_NODES
     run = witnessed_runs[name]
     assert run.code == 1
     assert run.summary["status"] == "failed"
@@ -68,4 +72,5 @@ def test_a_member_aborted_in_a_sync_ends_the_run_with_its_last_words(witnessed_r
     assert "checkpoint_worker rank 0 died: free(): invalid pointer; *** SIGABRT" in causes[0]
     assert "checkpoint_worker_0.log" in causes[0]
     assert run.summary["syncs"][-1]["error"] is not None
+    assert run.ended - (run.run_dir / SERVED).stat().st_mtime <= ENDED_S
     assert run.left() == []

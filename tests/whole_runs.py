@@ -42,6 +42,7 @@ class Run:
     seconds: float = 0.0
     temporary: Path = Path()
     begun: float = math.inf
+    ended: float = math.inf
 
     def start(self) -> "Run":
         if self.run_dir == Path():
@@ -97,6 +98,7 @@ class Run:
             self.stop()
             pytest.fail(f"still running after {timeout} s:\n{self.log}")
         self.seconds = time.monotonic() - self._begin
+        self.ended = time.time()
         return self
 
     def stop(self) -> None:
@@ -264,11 +266,11 @@ WITNESSED = {
     ),
     "mooncake": (
         "moe",
-        (ABORT, "config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
+        ("config=separate", "checkpoint_engine.backend=mooncake", *VERIFIED, TWO_RANKS),
     ),
     "disk": (
         "dense",
-        ("config=separate", "checkpoint_engine.backend=disk", *VERIFIED, TWO_RANKS),
+        ("config=separate", "checkpoint_engine.backend=disk", *VERIFIED, TWO_RANKS, ABORT),
     ),
     "fused": (
         "tied",
@@ -281,9 +283,13 @@ WITNESSED = {
 }
 """Runs whose engine is asked in the end what it serves: kind of model and arguments.
 
-In separate mode on two Ray nodes; the others start a Ray of their own. Where one replica is enough
-at first, the other comes late, and the task is the README's own, in one file.
+Where one replica is enough at first, the other comes late, and the task is the README's own, in
+one file.
 """
+
+ON_TWO_NODES = ("hccl", "mooncake")
+"""Those that join two Ray nodes, whose workers do not carry the mark of the run; the others start a
+Ray of their own."""
 
 
 class WitnessedRuns:
@@ -301,7 +307,7 @@ class WitnessedRuns:
             kind, arguments = WITNESSED[name]
             model = self._root / f"model-{name}"
             build_tiny_model(model, kind=kind, seed=3)
-            if "config=separate" in arguments:
+            if name in ON_TWO_NODES:
                 arguments = (*arguments, f"cluster.ray_address={self._two_nodes()}")
             if ONE_AT_FIRST in arguments:
                 (self._root / "task.py").write_text(program("task.py"))
@@ -329,11 +335,12 @@ class WitnessedRuns:
                 text=True,
             )
             self._nodes.enter_context(process)
+            self._nodes.callback(process.kill)  # in the end, if it does not end by itself
             self._nodes.callback(process.wait, 30)
             self._nodes.callback(process.stdin.close)
             self._address = process.stdout.readline().strip()
         return self._address
 
     def close(self) -> None:
-        self._nodes.close()
         self._runner.close()
+        self._nodes.close()

@@ -6,7 +6,8 @@
 3. What if a bit of the engine's own weights flips after they were loaded, before they are served?
    The same.
 4. Where one replica is enough at first: does one that comes late serve what is published?
-5. With `--abort-a-member`: what if native code ends one in the middle of a sync? That ends the run.
+5. With `--abort-a-member=true`: what if native code ends one in the middle of a sync? That ends the
+   run.
 """
 
 import ctypes

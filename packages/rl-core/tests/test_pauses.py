@@ -20,12 +20,14 @@ class Engine:
     def __init__(self):
         self.paused = None
         self.busy = True
-        self.fails = False
+        self.fails = self.fails_late = False
 
     async def pause(self, mode):
         if self.fails:
             raise RolloutError("no such mode")
         self.paused = mode
+        if self.fails_late:
+            raise RolloutError("it did not confirm")
         if mode is PauseMode.ABORT:
             self.busy = False
         while mode is PauseMode.WAIT and self.busy:  # noqa: ASYNC110
@@ -105,6 +107,16 @@ def test_a_pause_that_fails_leaves_an_earlier_one():
     check(scenario)
 
 
+def test_a_pause_that_fails_when_the_engine_has_stopped_lets_it_go_on():
+    async def scenario(engine, pauses, gate):
+        engine.fails_late = True
+        with pytest.raises(RolloutError, match="did not confirm"):
+            await pauses.pause(PauseMode.ABORT, 5)
+        assert engine.paused is None
+
+    check(scenario)
+
+
 @pytest.mark.parametrize("by", ["continue_", "pause"])
 def test_a_pause_that_waits_is_overtaken(by):
     """Were it to come later, an update would find an engine that runs and is held to be paused."""
@@ -157,6 +169,18 @@ def test_requests_that_come_late_are_aborted_too():
         await pauses.end_requests()
         await asyncio.wait_for(request, 0.1)
         assert gate.in_flight == 0
+
+    check(scenario)
+
+
+def test_after_a_failed_update_that_met_no_request_nothing_is_kept():
+    async def scenario(engine, pauses, gate):
+        engine.busy = False
+        await pauses.begin_update(PauseMode.KEEP, 5)
+        gate.apply(Failed("it fails"))
+        await pauses.end_requests()
+        await pauses.pause(PauseMode.WAIT, 5)
+        assert engine.paused is PauseMode.WAIT
 
     check(scenario)
 

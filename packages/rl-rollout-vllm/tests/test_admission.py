@@ -14,11 +14,13 @@ class Scheduler:
     def __init__(self):
         self.told = []
         self.failure = None
+        self.holding = asyncio.Event()
         self.admission = Admission(self.hold, self.release)
 
     async def hold(self):
         self.told.append("hold")
-        await asyncio.sleep(0.01)
+        self.holding.set()
+        await asyncio.sleep(0.05)
         if self.failure is not None:
             raise self.failure
 
@@ -62,7 +64,7 @@ def test_the_last_of_two_batches_lets_go():
     async def run():
         scheduler = Scheduler()
         first = asyncio.gather(*map(scheduler.enter, "ab"))
-        await asyncio.sleep(0.005)
+        await scheduler.holding.wait()
         await asyncio.gather(first, *map(scheduler.enter, "cd"))
         assert await scheduler.settled() == ["hold", "hold", *"abcd", "release"]
 
@@ -76,7 +78,7 @@ def test_refused_and_cancelled_requests_do_not_keep_the_others():
             asyncio.create_task(scheduler.enter(name, error))
             for name, error in [("a", None), ("b", KeyError("refused")), ("c", None), ("d", None)]
         ]
-        await asyncio.sleep(0.005)
+        await scheduler.holding.wait()
         tasks[2].cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(end) for end in ends] == [
@@ -94,7 +96,7 @@ def test_cancelled_requests_alone_let_go():
     async def run():
         scheduler = Scheduler()
         tasks = [asyncio.create_task(scheduler.enter(name)) for name in "ab"]
-        await asyncio.sleep(0.005)
+        await scheduler.holding.wait()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -121,7 +123,7 @@ def test_nothing_is_held_or_let_go_while_somebody_else_holds():
     async def run():
         scheduler = Scheduler()
         batch = asyncio.gather(*map(scheduler.enter, "ab"))
-        await asyncio.sleep(0.005)
+        await scheduler.holding.wait()
         await asyncio.wait_for(scheduler.admission.close(), 5)
         assert scheduler.told == ["hold", "a", "b", "release"]
         await batch

@@ -72,7 +72,7 @@ class VllmEngine:
         self.load_path = load_path(config.load_path)
         self._on_cpu = False
         self._admission = Admission(self._hold, self._let_go)
-        self._holds = hasattr(llm.engine_core, "pause_scheduler_async")
+        self._can_hold = hasattr(llm.engine_core, "pause_scheduler_async")
 
     @classmethod
     async def start(cls, config: VllmConfig, placement: Placement, scratch: str) -> "VllmEngine":
@@ -156,12 +156,12 @@ class VllmEngine:
 
     async def _hold(self) -> None:
         """Let requests queue. An engine that is too old for it begins with the first one."""
-        if self._holds:
+        if self._can_hold:
             pause = "engine_core.pause_scheduler_async"
             await self._ask("hold its scheduler", pause, mode="keep", clear_cache=False)
 
     async def _let_go(self) -> None:
-        if self._holds:
+        if self._can_hold:
             await self._ask("go on", "engine_core.resume_scheduler_async")
 
     def _check_prompt(self, request: GenerateRequest) -> None:

@@ -1,6 +1,7 @@
 """Who keeps the engine from scheduling: the user (`pause`), a weight update, or both."""
 
 import asyncio
+import contextlib
 import logging
 
 from rl_core.deadlines import Deadline
@@ -57,6 +58,12 @@ class Pauses:
                 raise
             msg = f"the pause ({mode.value}) was overtaken by another pause or continue_"
             raise LifecycleError(msg) from None
+        except RolloutError:
+            # The engine may have stopped before it failed. If it cannot go on, the cause is told.
+            if self._pausing is task:
+                with contextlib.suppress(RolloutError):
+                    await self._resume_if_free()
+            raise
         finally:
             task.cancel()
         await self._resume_if_free()
@@ -99,6 +106,7 @@ class Pauses:
     async def end_requests(self) -> None:
         """Abort what is still there after a failed update: nothing can go on with it."""
         if not self._gate.in_flight:
+            self._kept = False
             return
         try:
             async with asyncio.timeout(_ABORT_S):
