@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rl_core.errors import RolloutError
+from rl_rollout_vllm import admission
 from rl_rollout_vllm.admission import Admission
 
 
@@ -69,6 +70,20 @@ def test_the_last_of_two_batches_lets_go():
         assert await scheduler.settled() == ["hold", "hold", *"abcd", "release"]
 
     asyncio.run(run())
+
+
+def test_batches_without_end_do_not_hold_it_for_ever(monkeypatch):
+    monkeypatch.setattr(admission, "LONGEST_S", 0.2)
+
+    async def run():
+        scheduler = Scheduler()
+        batches = set()
+        while "release" not in scheduler.told:  # each comes before the last one is in
+            batches.add(asyncio.gather(*map(scheduler.enter, "ab")))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*batches)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_refused_and_cancelled_requests_do_not_keep_the_others():

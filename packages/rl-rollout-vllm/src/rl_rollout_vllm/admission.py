@@ -14,6 +14,10 @@ from rl_core.errors import RolloutError
 
 logger = logging.getLogger(__name__)
 
+LONGEST_S = 1.0
+"""A scheduler that has been held so long is let go: batches that come one after the other, each
+before the last one is in, would keep it from all work."""
+
 
 class Admission:
     """Lets requests into an engine, in the order in which they came.
@@ -31,6 +35,7 @@ class Admission:
         self._coming: _Batch | None = None
         self._underway: set[asyncio.Task[None]] = set()
         self._holds = 0
+        self._held_since = 0.0
         self._closed = False
 
     @asynccontextmanager
@@ -70,9 +75,13 @@ class Admission:
 
     async def _let_in(self, batch: "_Batch") -> None:
         self._coming = None
-        if self._closed or batch.waiting < 2:
+        now = asyncio.get_running_loop().time()
+        too_long = self._holds > 0 and now - self._held_since > LONGEST_S
+        if self._closed or too_long or batch.waiting < 2:
             await batch.enter()
             return
+        if not self._holds:
+            self._held_since = now
         self._holds += 1
         try:
             await self._hold()
