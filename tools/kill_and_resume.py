@@ -106,7 +106,8 @@ def differences(mine: Step, theirs: Step, rounding: float) -> str:
     if not any(fields) and (close if rounding else mine[1:] == theirs[1:]):
         return ""
     named = sorted(set().union(*fields))
-    return f"{sum(map(bool, fields))} samples in {named}, loss {mine[1]} and {theirs[1]}"
+    numbers = f"loss {mine[1]} and {theirs[1]}, norm of the gradient {mine[2]} and {theirs[2]}"
+    return f"{sum(map(bool, fields))} samples in {named}, {numbers}"
 
 
 def unequal(mine: dict[str, Any], theirs: dict[str, Any], rounding: float) -> set[str]:
