@@ -21,4 +21,4 @@ def test_a_quick_look(tmp_path):
     assert {"hccl copy realistic / naive", "hccl lend large / raw"} <= result["ratios"].keys()
     assert all(ratio > 0 for ratio in result["ratios"].values())
     assert result["cores"].keys() == result["gib_per_s"].keys()
-    assert all(cores > 0 for cores in result["cores"].values())
+    assert all(cores >= 0 for cores in result["cores"].values())  # less than a tick is 0

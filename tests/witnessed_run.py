@@ -13,6 +13,7 @@
 import ctypes
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -88,9 +89,10 @@ class _Tampering:
             Checkpoint.check = check
             check(checkpoint, *arguments)
             file = next(checkpoint.path.glob("*.safetensors"))
-            content = bytearray(file.read_bytes())
-            content[-1] ^= 1
-            file.write_bytes(content)
+            content = file.read_bytes()
+            with file.open("r+b") as opened:  # one byte: others are reading the file meanwhile
+                opened.seek(-1, os.SEEK_END)
+                opened.write(bytes([content[-1] ^ 1]))
             self._changed = _last_tensor(content)
 
         Checkpoint.check = tampering
