@@ -20,7 +20,9 @@ def test_weights_travel_and_are_verified(witnessed_runs, backend):
     assert run.left() == []
     syncs = run.summary["syncs"]
     assert [sync["sync_index"] for sync in syncs] == list(range(1, len(syncs) + 1))
-    syncs = [sync for sync in syncs if sync["phase"] != "joining"][:7]
+    syncs = [sync for sync in syncs if sync["phase"] != "joining"]
+    if ABORT in run.arguments:
+        syncs.pop()  # the one that it ended in
     assert [sync["version"] for sync in syncs] == [f"e1.s{step}" for step in range(7)]
     assert {sync["backend"] for sync in syncs} == {backend}
     tampered, flipped = syncs.pop(4), syncs.pop(4)

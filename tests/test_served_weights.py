@@ -120,7 +120,7 @@ def test_a_bit_flipped_in_the_engine_stops_the_publish(told, witnessed_runs):
     assert "fenced" in flipped["refusal"]
     [failed] = [s for s in witnessed_runs[name].summary["syncs"] if s["error"] == flipped["error"]]
     assert failed["live"]["mismatched"] == 1
-    report = failed["live_reports"][0]  # of the first replica
+    [report] = failed["live_reports"]
     [bad] = json.loads((Path(report) / "summary.json").read_text())["bad"]
     assert (bad["name"], bad["tp_rank"]) == (FLIPPED, flipped["rank"])
     assert all("self_attn" in part for part in bad["slices"])

@@ -11,7 +11,7 @@ from rl_core.publish import Begin, Commit, Failed, Received, Verified
 from rl_core.rollout.pauses import Pauses
 from rl_core.versions import PolicyVersion
 
-KEEPING = [PauseMode.KEEP, PauseMode.IN_PLACE]
+KEEPING = [mode for mode in PauseMode if mode.keeps]
 
 
 class Engine:

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from minirl import socket_room
 from minirl.devices import REMEDY, accelerator, unused_accelerator
 from minirl.findings import MISSING, NOTE, OK, Finding
 from minirl.machine_memory import group_limit
-from minirl.socket_room import REMEDY as REMEDY_ROOM
-from minirl.socket_room import room
 
 _GB = 1 << 30
 _RUN_BYTES = 4 * _GB
@@ -131,8 +130,9 @@ def _shared_memory(path: Path) -> Finding:
 
 def _directories() -> Iterator[Finding]:
     temporary = tempfile.gettempdir()
-    if len(os.fsencode(temporary)) > room():
-        yield Finding(MISSING, f"temporary directory: {temporary} is a long name", REMEDY_ROOM)
+    if not socket_room.fits(temporary):
+        words = f"temporary directory: {temporary} is a long name"
+        yield Finding(MISSING, words, socket_room.REMEDY)
     for name, path in (("temporary directory", temporary), ("working directory", str(Path.cwd()))):
         free = shutil.disk_usage(path).free
         words = f"{name}: {path}, {free / _GB:.1f} GB free"

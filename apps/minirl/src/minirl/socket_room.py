@@ -18,9 +18,14 @@ def room() -> int:
     return _LONGEST - len(_BELOW.format(pid=os.getpid()))
 
 
+def fits(directory: str) -> bool:
+    """Whether a local Ray can have its sockets below a directory."""
+    return len(os.fsencode(directory)) <= room()
+
+
 def check_temporary_directory() -> None:
     """ConfigError if a local Ray could not have its sockets."""
     path = tempfile.gettempdir()
-    if len(os.fsencode(path)) > room():
+    if not fits(path):
         msg = f"TMPDIR={path}: at most {room()} bytes leave room for the names of Ray's sockets"
         raise ConfigError(f"{msg}; {REMEDY}")

@@ -89,6 +89,11 @@ class PauseMode(StrEnum):
     KEEP = "keep"
     IN_PLACE = "in_place"
 
+    @property
+    def keeps(self) -> bool:
+        """Whether requests in flight go on afterwards."""
+        return self in (PauseMode.KEEP, PauseMode.IN_PLACE)
+
 
 class RolloutAdapter(ABC):
     """Puts weights into one rank of a real engine, and reaches its replica for the rest.

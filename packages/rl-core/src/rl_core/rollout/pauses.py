@@ -20,9 +20,6 @@ _LATE_S = 1.0
 
 _POLL_S = 0.01
 
-KEEPING = (PauseMode.KEEP, PauseMode.IN_PLACE)
-"""Pauses over which requests in flight are kept."""
-
 
 class Pauses:
     """The engine schedules only while nobody holds it. Runs in the server's event loop."""
@@ -73,7 +70,7 @@ class Pauses:
     async def continue_(self) -> None:
         """Let go for the user."""
         self._overtake()
-        self._kept |= self._by_update and self._by_user in KEEPING
+        self._kept |= self._by_update and self._by_user is not None and self._by_user.keeps
         self._by_user = None
         await self._resume_if_free()
 
@@ -120,7 +117,7 @@ class Pauses:
         The gate must be closed.
         """
         self._by_update, self._kept = True, False
-        if self._by_user in KEEPING:
+        if self._by_user is not None and self._by_user.keeps:
             self._by_user = PauseMode.ABORT
         end = Deadline.after(_LATE_S)
         await self._engine.pause(PauseMode.ABORT)
@@ -140,7 +137,7 @@ class Pauses:
 
     def _check_none_kept(self) -> None:
         """Requests that are kept go on when the pause is over, not before."""
-        if self._by_user in KEEPING:
+        if self._by_user is not None and self._by_user.keeps:
             told = f"pause({self._by_user.value}) keeps requests until continue_"
         elif self._by_update and self._kept:
             told = "an update keeps requests until it is committed"

@@ -15,9 +15,6 @@ from rl_core.testing.reference_weights import EOS
 from rl_core.trajectory import Completion, FinishReason, GenerateRequest
 from rl_core.versions import PolicyVersion
 
-KEEPING = (PauseMode.KEEP, PauseMode.IN_PLACE)
-"""Pauses over which requests are kept."""
-
 
 class ReferenceEngine:
     """Queues requests and generates; lives on one event loop."""
@@ -141,7 +138,8 @@ class ReferenceEngine:
         return self.kv.allocated and any(not self._held(queued) for queued in self._queue)
 
     def _check_none_kept(self) -> None:
-        if self._paused in KEEPING or (self.version is None and self._queue):
+        kept = self._paused is not None and self._paused.keeps
+        if kept or (self.version is None and self._queue):
             msg = "cannot wait for requests in flight: they are kept until continue_ or a commit"
             raise LifecycleError(msg)
 
