@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rl_ckpt_hccl import process_group
+from rl_ckpt_hccl import gloo_sockets, process_group
 from rl_ckpt_hccl.communicator import Communicator
 from rl_ckpt_hccl.config import HcclConfig
 from rl_ckpt_hccl.engine import HcclCheckpointEngine
@@ -153,14 +153,9 @@ def test_group_is_ended_while_it_blocks():
     bystander = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(bystander.getsockname())
     server = bystander.accept()[0]
-    store = dist.HashStore()
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(make_group, Library("gloo"), store, (0, 2), SECONDS)
-        while not store.check(["address/0"]):  # one after the other: see noticing_listener
-            time.sleep(0.01)
-        members = [make_group(Library("gloo"), store, (1, 2), SECONDS), first.result()]
-    work = members[0].broadcast(torch.zeros(10), SECONDS)  # rank 1, rank 0 never sends
-    threading.Timer(0.1, members[0].leave).start()
+    members = _two_members()
+    work = members[1].broadcast(torch.zeros(10), SECONDS)  # rank 0 never sends
+    threading.Timer(0.1, members[1].leave).start()
     begin = time.monotonic()
     with pytest.raises(RuntimeError):
         work.wait()
@@ -169,6 +164,51 @@ def test_group_is_ended_while_it_blocks():
     assert server.recv(5) == b"alive"
     for each in (client, server, bystander):
         each.close()
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_what_is_under_way_ends_with_the_group(leaving):
+    """Also the message in the middle, which gloo forgets; see gloo_sockets."""
+    members, works = _message_under_way()
+    members[leaving].leave()
+    assert _ended(works)
+
+
+def test_gloo_forgets_the_message_in_the_middle(monkeypatch):
+    """If this fails, `gloo_sockets._drain` is needed no more: gloo has been mended."""
+    monkeypatch.setattr(gloo_sockets, "DRAIN_S", 0.0)
+    members, works = _message_under_way()
+    members[0].leave()
+    assert not _ended(works)
+
+
+def _two_members():
+    """Ranks 0 and 1 of a gloo group, both in this process."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(make_group, Library("gloo"), store, (0, 2), SECONDS)
+        while not store.check(["address/0"]):  # one after the other: see noticing_listener
+            time.sleep(0.01)
+        second = make_group(Library("gloo"), store, (1, 2), SECONDS)
+        return [first.result(), second]
+
+
+def _message_under_way(seconds=3.0):
+    """Two members, and their works for a broadcast that has just begun to move."""
+    members = _two_members()
+    data = [torch.full((64 << 20,), value, dtype=torch.uint8) for value in (1, 0)]
+    works = [member.broadcast(each, seconds) for member, each in zip(members, data, strict=True)]
+    while not data[1][0]:
+        time.sleep(0)
+    return members, works
+
+
+def _ended(works):
+    """Whether all works end long before their timeout."""
+    end = time.monotonic() + 1.0
+    while not all(work.is_completed() for work in works) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(work.is_completed() for work in works)
 
 
 def test_an_equal_port_of_another_host_is_not_the_peers():

@@ -4,6 +4,12 @@ Gloo cannot be interrupted: `abort` does nothing, and destroying a group waits f
 wait for a peer or a timeout. But each of its connections has the listening port of one of the
 members at one end, and shutting the connections down fails every work in milliseconds, here and,
 because the peers' sockets close, there. Linux only (`/proc/self/fd`).
+
+All but one kind: a message of which some bytes are under way already. Of a connection that closes
+gloo tells the operations that have not begun, and forgets the one in the middle (of those that
+have, `Pair::signalException` in its transport/tcp/pair.cc tells bound buffers only; seen with torch
+2.13); that one ends by its timeout. Gloo's own threads read and write it, whatever this process
+does, so while the peer lives it is over in a moment: connections are shut down once nothing moves.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +30,15 @@ logger = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 """Host and port."""
+
+QUIET_S = 0.05
+"""Seconds without a byte after which nothing is under way."""
+
+DRAIN_S = 0.5
+"""Seconds given to what is under way, at most."""
+
+_COUNTERS = slice(120, 136)
+"""`tcpi_bytes_acked` and `tcpi_bytes_received` in Linux' `struct tcp_info` (linux/tcp.h)."""
 
 
 class GlooSockets:
@@ -57,19 +73,48 @@ class GlooSockets:
 
     def break_off(self) -> None:
         """Shut every connection of the group down. Idempotent; never raises."""
-        for connection in _sockets():
-            with connection:
-                try:
-                    if self._is_ours(connection):
-                        connection.shutdown(socket.SHUT_RDWR)
-                except OSError:  # not connected, or gone meanwhile
-                    continue
+        with ExitStack() as stack:
+            ours = [stack.enter_context(connection) for connection in self._connections()]
+            _drain(ours)
+            for connection in ours:
+                with suppress(OSError):  # gone meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
         self._own, self._members = None, set()
 
+    def _connections(self) -> Iterator[socket.socket]:
+        """Duplicates of the group's; nobody else's is held open."""
+        for connection in _sockets():
+            if self._is_ours(connection):
+                yield connection
+            else:
+                connection.close()
+
     def _is_ours(self, connection: socket.socket) -> bool:
-        # First: the listening socket has no peer, and gloo would not survive its shutdown.
-        peer = connection.getpeername()[:2]
-        return connection.getsockname()[:2] == self._own or peer in self._members
+        try:
+            # First: the listening socket has no peer, and gloo would not survive its shutdown.
+            peer = connection.getpeername()[:2]
+            return connection.getsockname()[:2] == self._own or peer in self._members
+        except OSError:  # not connected, or gone meanwhile
+            return False
+
+
+def _drain(connections: list[socket.socket]) -> None:
+    """Until nothing has moved for `QUIET_S`, at most `DRAIN_S`."""
+    end = time.monotonic() + DRAIN_S
+    moved, since = [_moved(each) for each in connections], time.monotonic()
+    while connections and time.monotonic() < min(end, since + QUIET_S):
+        time.sleep(QUIET_S / 10)
+        now = [_moved(each) for each in connections]
+        if now != moved:
+            moved, since = now, time.monotonic()
+
+
+def _moved(connection: socket.socket) -> bytes:
+    """Changes with every byte that arrives, or whose arrival is acknowledged."""
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)[_COUNTERS]
+    except OSError:  # gone meanwhile
+        return b""
 
 
 def _address(told: bytes, peer: int) -> Address:
