@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,6 +16,7 @@ from rl_core.errors import (
     VerificationError,
 )
 from rl_core.remote_errors import from_wire, to_wire
+from rl_core.transfer import control
 from rl_core.transfer.control import ControlEnd
 from rl_core.transfer.link import Link
 from rl_core.transfer.messages import Ack, Failed, ToReceiver, ToSender
@@ -26,11 +28,11 @@ KEY = new_key()
 
 @pytest.fixture
 def watch():
-    return Watch(Deadline.after(10), CancelToken())
+    return Watch(Deadline.after(10), (CancelToken(),))
 
 
-@pytest.fixture
-def ends():
+@contextmanager
+def connected():
     """(sender's end, receiver's channel) of one connection."""
     deadline = Deadline.after(10)
     with Listener() as listener, ThreadPoolExecutor(1) as threads:
@@ -40,6 +42,13 @@ def ends():
     yield mine, channel
     mine.close()
     channel.close()
+
+
+@pytest.fixture
+def ends():
+    """Of a connection for the test."""
+    with connected() as both:
+        yield both
 
 
 def sender_of(end):
@@ -111,3 +120,16 @@ def test_a_peer_that_is_gone_does_not_wake_its_listener_for_ever(ends, watch):
     channel.close()
     mine.read(watch.deadline)
     assert mine.fileno() == -1
+
+
+def test_who_reads_nothing_holds_up_no_report(ends, watch, monkeypatch):
+    monkeypatch.setattr(control, "FAREWELL_S", 20.0)
+    heard, channel = ends
+    with connected() as (stuck, _), ThreadPoolExecutor(1) as threads:
+        peers = Peers()
+        peers._ends = {1: stuck, 2: heard}
+        with stuck._sending:  # as while its peer reads nothing
+            reporting = threads.submit(peers.report, VerificationError("a tensor differs"), "here")
+            with pytest.raises(VerificationError, match="a tensor differs"):
+                Link(ControlEnd(channel, "sender")).expect(Ack, watch)
+        reporting.result(10)

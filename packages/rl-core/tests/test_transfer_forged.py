@@ -11,7 +11,7 @@ from rl_core.buckets import Slot
 from rl_core.channel import Listener, new_key
 from rl_core.deadlines import CancelToken, Deadline
 from rl_core.digests import XXH3_128
-from rl_core.errors import MiniRLError
+from rl_core.errors import MessageError, MiniRLError
 from rl_core.interfaces import Endpoint, TransferRole
 from rl_core.metadata import Manifest, TensorMeta, Trailer
 from rl_core.remote_errors import RemoteError
@@ -21,6 +21,7 @@ from rl_core.transfer import messages
 from rl_core.transfer.groups import group_name
 from rl_core.transfer.link import Link
 from rl_core.transfer.messages import PROTOCOL, Join, Joined, ToReceiver, ToSender
+from rl_core.transfer.reception import check_begin
 from rl_core.transfer.watch import Watch
 from rl_core.versions import PolicyVersion
 
@@ -83,6 +84,16 @@ def test_decoding_never_does_anything_else_than_fail(data, kind):
     except msgspec.MsgspecError:
         return
     assert isinstance(message, msgspec.Struct)
+
+
+@pytest.mark.parametrize("size", [0, -16, 17, 1 << 20, 1 << 50])
+def test_buckets_that_nobody_can_plan_for_are_refused(size):
+    """Of a payload of 2 TiB, only by its names: none, not aligned, millions, more than there is."""
+    large = Manifest(PolicyVersion(1, 3), (TensorMeta("a", (1 << 39,), "float32"),), "run")
+    begin = messages.Begin(large, large.structure_hash, size, 0, None, 1.0)
+    with pytest.raises(MessageError, match=f"a bucket of {size} bytes makes no sense"):
+        check_begin(begin, large, None)
+    check_begin(msgspec.structs.replace(begin, bucket_bytes=1 << 28), large, None)
 
 
 @settings(max_examples=40, deadline=None)

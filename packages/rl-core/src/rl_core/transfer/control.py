@@ -11,7 +11,7 @@ from rl_core.remote_errors import from_wire
 from rl_core.transfer.messages import Failed, Message
 
 FAREWELL_S = 2.0
-"""Seconds given to telling a peer about a failure."""
+"""Seconds given to telling a peer about a failure, waiting for its turn to send included."""
 
 LAST_WORDS_S = 0.5
 """Seconds given to reading what a peer said before the deadline passed: it may say why."""
@@ -93,10 +93,11 @@ class ControlEnd:
 
     def report(self, failed: Failed) -> None:
         """Tell the peer about a failure, if it still listens. From any thread."""
+        deadline = Deadline.after(FAREWELL_S)
         if not self._sending.acquire(timeout=FAREWELL_S):
             return
         try:
-            self._channel.send(failed, Deadline.after(FAREWELL_S))
+            self._channel.send(failed, deadline)
         except (TransferError, MessageError):
             return
         finally:

@@ -3,6 +3,7 @@
 import logging
 import select
 from collections.abc import Iterable, Mapping
+from threading import Thread
 from typing import TypeVar
 
 from rl_core.channel import Channel, Listener
@@ -102,10 +103,17 @@ class Peers:
             end.read(watch.deadline)
 
     def report(self, error: BaseException, where: str) -> None:
-        """Tell all that still listen that the sync has failed."""
+        """Tell all that still listen that the sync has failed.
+
+        At once: one that reads nothing does not hold up the news for the others.
+        """
         failed = Failed(to_wire(error, where))
-        for end in self._ends.values():
-            end.report(failed)
+        # A copy: aborts come from another thread.
+        reports = [Thread(target=end.report, args=(failed,)) for end in list(self._ends.values())]
+        for report in reports:
+            report.start()
+        for report in reports:
+            report.join()
 
     def close(self) -> None:
         """Close every connection. Idempotent."""

@@ -83,11 +83,16 @@ class Reception(Lending):
         self._link.pump(self._watch.deadline)
 
 
+MOST_BUCKETS = 1 << 20
+"""What a receiver plans for; a terabyte in buckets of a mebibyte."""
+
+
 def check_begin(begin: Begin, manifest: Manifest, digest_kind: str | None) -> None:
     """As `check_announcement`, and MessageError for buckets that make no sense."""
     check_announcement(begin, manifest, digest_kind)
     most = max(ALIGNMENT, sum(align(meta.nbytes) for meta in manifest.tensors))
-    if begin.bucket_bytes % ALIGNMENT or not 0 < begin.bucket_bytes <= most:
+    least = max(1, most // MOST_BUCKETS)
+    if begin.bucket_bytes % ALIGNMENT or not least <= begin.bucket_bytes <= most:
         msg = f"a bucket of {begin.bucket_bytes} bytes makes no sense for {most} bytes of payload"
         raise MessageError(msg)
     if begin.direct_bytes < 0:
