@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from rl_ckpt_disk import checkpoint, checkpoint_dir, publication
@@ -146,6 +148,18 @@ def test_keep_last_versions_stay(case, run_path):
     kept = directories(run_path)
     assert kept[-2:] == ["e1.s4", "e1.s5"]
     assert len(kept) <= 3
+
+
+def test_a_version_published_again_takes_the_place_of_none(case, run_path):
+    """As for a late receiver."""
+    group = case.group(1, 1, Terms(options=case.options | {"keep_last": 2}))
+    manifests = [SMALL.manifest(case.version()) for _ in range(2)]
+    for manifest in manifests:
+        assert group.sync(SMALL, manifest).ok
+    late = TransferGroup([group.member("sender 0"), case.group(1, 2).member("receiver 1")], case)
+    assert late.sync(SMALL, manifests[1]).ok
+    kept = RunDirectory(run_path.parent, RUN_ID).complete()
+    assert [path.name for path in kept if path.name != "e1.s2"] == ["e1.s1", "e1.s2.2"]
 
 
 def test_a_version_that_is_kept_can_be_read_again(case):
@@ -422,6 +436,44 @@ def test_a_marker_copied_from_another_version_is_refused(published):
     other = SMALL.manifest(manifest.version)
     with pytest.raises(ManifestMismatchError):
         opened(path, other, key)
+
+
+def test_a_read_that_comes_too_late_goes_into_no_later_version(case, monkeypatch):
+    """A read of a failed sync hangs, and ends while a lease of the next sync is open."""
+    stall, group = StallingRead(at=3), case.group(1, 1)
+    assert group.sync(PLENTY).ok
+    monkeypatch.setattr(checkpoint.os, "preadv", stall)
+    stall.armed.set()
+    assert_ended(group.sync(PLENTY, deadline_s=1.0), {"receiver 0": TransferTimeoutError})
+    assert stall.hanging.is_set()
+    try:
+        assert_arrived(group.sync(PLENTY.reseeded(1)), PLENTY.reseeded(1), XXH3_128)
+    finally:
+        stall.let_go.set()
+
+
+class StallingRead:
+    """`os.preadv`, but one read hangs until its memory is read into again, or for ever."""
+
+    def __init__(self, at):
+        self.armed, self.hanging, self.let_go, self.over = (threading.Event() for _ in range(4))
+        self._preadv, self._numbers, self._at, self._memory = os.preadv, itertools.count(), at, 0
+
+    def __call__(self, fd, buffers, offset):
+        memory = torch.frombuffer(buffers[0], dtype=torch.uint8).data_ptr()
+        if self.armed.is_set() and next(self._numbers) == self._at:
+            self.armed.clear()
+            self._memory = memory
+            self.hanging.set()
+            self.let_go.wait(60)
+            count = self._preadv(fd, buffers, offset)
+            self.over.set()
+            return count
+        count = self._preadv(fd, buffers, offset)
+        if memory == self._memory:
+            self.let_go.set()
+            self.over.wait(60)
+        return count
 
 
 @pytest.mark.parametrize("number", [0, 7, len(PLENTY.tensors) - 1])

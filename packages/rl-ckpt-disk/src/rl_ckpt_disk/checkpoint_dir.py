@@ -78,13 +78,16 @@ class RunDirectory:
         return [path for path in self.complete() if _sort_key(path.name)[0] == version]
 
     def prune(self, keep_last: int) -> None:
-        """Remove what nobody needs: all but the last complete directories, and leftovers.
+        """Remove what nobody needs: all but the newest versions, and leftovers.
 
+        Of a version that was published again, for a late receiver, the last directory counts.
         Directories that are being read, or written by another process, stay until a later call.
         What cannot be removed is logged; it does no harm to the versions that stay.
         """
         try:
-            old = self.complete()[:-keep_last]
+            newest = {_sort_key(path.name)[0]: path for path in self.complete()}
+            kept = list(newest.values())[-keep_last:]
+            old = [path for path in self.complete() if path not in kept]
             leftovers = [path for path in self.path.iterdir() if _is_leftover(path)]
             trash = [path for path in self.path.iterdir() if path.name.startswith(_TRASH)]
             for path in (*old, *leftovers):

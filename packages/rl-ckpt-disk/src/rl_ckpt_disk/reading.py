@@ -111,6 +111,9 @@ class Reading(Lending):
                 read_to_the_end = True
         finally:
             reader.close(wait_for_it=read_to_the_end)
+            if not read_to_the_end:
+                # Its thread may be in the middle of a read: what arrives late goes nowhere else.
+                self._setting.buffers = ReadBuffers()
 
     @contextmanager
     def _completed(self, checkpoint: Checkpoint) -> Iterator[None]:
