@@ -10,6 +10,7 @@ from rl_core.channel import Listener, connect, new_key
 from rl_core.deadlines import CancelToken, Deadline
 from rl_core.errors import (
     DigestMismatchError,
+    LifecycleError,
     PeerLostError,
     TransferError,
     TransferTimeoutError,
@@ -19,7 +20,7 @@ from rl_core.remote_errors import from_wire, to_wire
 from rl_core.transfer import control
 from rl_core.transfer.control import ControlEnd
 from rl_core.transfer.link import Link
-from rl_core.transfer.messages import Ack, Failed, ToReceiver, ToSender
+from rl_core.transfer.messages import Ack, Failed, Joined, ToReceiver, ToSender
 from rl_core.transfer.peers import Peers
 from rl_core.transfer.watch import Watch
 
@@ -133,3 +134,36 @@ def test_who_reads_nothing_holds_up_no_report(ends, watch, monkeypatch):
             with pytest.raises(VerificationError, match="a tensor differs"):
                 Link(ControlEnd(channel, "sender")).expect(Ack, watch)
         reporting.result(10)
+
+
+LONG = Joined({"much": "x" * (8 << 20)})
+"""More than a connection holds that nobody reads from."""
+
+
+def test_sending_to_one_that_does_not_read_can_be_cancelled(ends, watch):
+    token = CancelToken()
+    token.cancel("enough")
+    with pytest.raises(LifecycleError, match="enough"):
+        ends[0].send(LONG, watch.also(token))
+
+
+def test_while_one_does_not_read_the_others_are_heard(ends, watch):
+    with connected() as (stuck, _):
+        peers = Peers()
+        peers._ends = {1: stuck, 2: ends[0]}
+        ends[1].send(Failed(to_wire(VerificationError("a tensor differs"))), watch.deadline)
+        with pytest.raises(VerificationError, match="a tensor differs"):
+            peers.tell(LONG, watch)
+
+
+def test_half_a_message_holds_up_nobody(ends, watch):
+    mine, channel = ends
+    payload = channel._encoder.encode(Ack(3))
+    frame = len(payload).to_bytes(4, "big") + channel._mac(channel._out, 0, payload) + payload
+    channel._socket.sendall(frame[:20])
+    mine.read(watch.deadline)
+    assert mine.take(Ack) is None
+    assert not watch.deadline.expired
+    channel._socket.sendall(frame[20:])
+    mine.read(watch.deadline)
+    assert mine.take(Ack) == Ack(3)

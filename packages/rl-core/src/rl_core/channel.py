@@ -17,6 +17,7 @@ import secrets
 import select
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,12 @@ MAX_MESSAGE_BYTES = 64 << 20
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">I")
+_LOOK_S = 0.02
+"""Longest wait for a peer to read, between two looks at whether to go on."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def new_key() -> bytes:
@@ -166,16 +173,24 @@ class Channel:
             raise MessageError("the peer does not hold this run's key; it was refused")
         return key
 
-    def send(self, message: msgspec.Struct, deadline: Deadline) -> None:
-        """Send one message; TransferError if the peer is gone."""
+    def send(
+        self, message: msgspec.Struct, deadline: Deadline, look: Callable[[], None] = _nothing
+    ) -> None:
+        """Send one message; TransferError if the peer is gone.
+
+        Args:
+            message: what to send.
+            deadline: for all of it.
+            look: called again and again while the peer reads slowly, or not; may end it by raising.
+        """
         payload = self._encoder.encode(message)
         if len(payload) > MAX_MESSAGE_BYTES:
             raise MessageError(f"message of {len(payload)} bytes exceeds {MAX_MESSAGE_BYTES}")
         mac = self._mac(self._out, self._sent, payload)
         self._sent += 1
         try:
-            self._send_all(_LENGTH.pack(len(payload)) + mac + payload, deadline)
-        except TransferError:
+            self._send_all(_LENGTH.pack(len(payload)) + mac + payload, deadline, look)
+        except BaseException:
             self.close()
             raise
 
@@ -245,8 +260,20 @@ class Channel:
         head = direction + number.to_bytes(8, "big")
         return hmac.digest(self._key, head + payload, hashlib.sha256)
 
-    def _send_all(self, data: bytes, deadline: Deadline) -> None:
-        _within(deadline, self._socket, "the peer to read", self._socket.sendall, data)
+    def _send_all(
+        self, data: bytes, deadline: Deadline, look: Callable[[], None] = _nothing
+    ) -> None:
+        left = memoryview(data)
+        while left:
+            turn = deadline.sooner(_LOOK_S)
+            try:
+                count = _within(turn, self._socket, "the peer to read", self._socket.send, left)
+                left = left[count:]
+            except TransferTimeoutError:
+                if deadline.expired:
+                    raise
+            if left:
+                look()
 
     def _read(self, nbytes: int, deadline: Deadline) -> bytes:
         data = self._peek(nbytes, deadline)

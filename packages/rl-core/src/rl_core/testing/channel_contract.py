@@ -198,9 +198,9 @@ def _record(address: str, key: bytes, join: Join, sent: bytearray) -> None:
     send_all = Channel._send_all
 
     class Recording(Channel):
-        def _send_all(self, data: bytes, deadline: Deadline) -> None:
+        def _send_all(self, data: bytes, *arguments: Any) -> None:
             sent.extend(data)
-            send_all(self, data, deadline)
+            send_all(self, data, *arguments)
 
     host, _, port = address.removeprefix("tcp:").rpartition(":")
     deadline = Deadline.after(_KNOCK_S)

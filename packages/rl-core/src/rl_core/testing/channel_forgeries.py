@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rl_core.channel import Channel
-    from rl_core.deadlines import Deadline
     from rl_core.interfaces import CheckpointEngine
 
 T = TypeVar("T")
@@ -64,15 +63,15 @@ def out_of_sequence(engine: CheckpointEngine, _: str) -> None:
 
 def replayed(engine: CheckpointEngine, _: str) -> None:
     """The next message comes twice, byte for byte; not the last one, which ends the listening."""
-    channel = channel_of(engine)
+    channel: Any = channel_of(engine)
     due, send_all = channel._sent + 1, channel._send_all
 
-    def twice(data: bytes, deadline: Deadline) -> None:
-        send_all(data, deadline)
+    def twice(data: bytes, *arguments: Any) -> None:
+        send_all(data, *arguments)
         if channel._sent == due:
-            send_all(data, deadline)
+            send_all(data, *arguments)
 
-    channel._send_all = twice  # type: ignore[method-assign]
+    channel._send_all = twice
 
 
 def malformed(engine: CheckpointEngine, _: str) -> None:
@@ -174,14 +173,14 @@ def said_otherwise(
     engine: CheckpointEngine, kind: type[T], change: Callable[[T], list[Any]]
 ) -> None:
     """Let every message of `kind` be what `change` makes of it."""
-    channel = channel_of(engine)
+    channel: Any = channel_of(engine)
     send = channel.send
 
-    def sending(message: Any, deadline: Deadline) -> None:
+    def sending(message: Any, *arguments: Any) -> None:
         for said in change(message) if isinstance(message, kind) else [message]:
-            send(said, deadline)
+            send(said, *arguments)
 
-    channel.send = sending  # type: ignore[method-assign]
+    channel.send = sending
 
 
 def _closed_otherwise(engine: CheckpointEngine, **changes: Any) -> None:

@@ -101,7 +101,6 @@ class LifecycleContract(Contract, contract=True):
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
         for member in group.members:
             member.handle.call("abort", "for nothing", timeout=case.deadline_s)
-        group.finalize(success=False)
         assert_arrived(group.sync(SMALL), SMALL, XXH3_128)
 
     def test_topology_is_pure(self, case: CheckpointCase) -> None:

@@ -6,9 +6,16 @@ from typing import Any, TypeVar
 
 from rl_core.channel import Channel
 from rl_core.deadlines import Deadline
-from rl_core.errors import MessageError, PeerLostError, TransferError, TransferTimeoutError
+from rl_core.errors import (
+    MessageError,
+    MiniRLError,
+    PeerLostError,
+    TransferError,
+    TransferTimeoutError,
+)
 from rl_core.remote_errors import from_wire
 from rl_core.transfer.messages import Failed, Message
+from rl_core.transfer.watch import POLL_S, Watch
 
 FAREWELL_S = 2.0
 """Seconds given to telling a peer about a failure, waiting for its turn to send included."""
@@ -17,6 +24,10 @@ LAST_WORDS_S = 0.5
 """Seconds given to reading what a peer said before the deadline passed: it may say why."""
 
 T = TypeVar("T")
+
+
+class _EndedError(Exception):
+    """Sending was ended by its watch; the cause says why."""
 
 
 class ControlEnd:
@@ -39,32 +50,50 @@ class ControlEnd:
         """Descriptor of the socket, for polling; -1 once closed, here or there."""
         return -1 if self._lost is not None else self._channel.fileno()
 
-    def send(self, message: Message, deadline: Deadline) -> None:
-        """Send one message; PeerLostError naming the peer if it is gone."""
+    def send(self, message: Message, watch: Watch) -> None:
+        """Send one message; PeerLostError naming the peer if it is gone.
+
+        While the peer does not read, `watch` is looked at; the connection is of no use after it.
+        """
+
+        def look() -> None:
+            try:
+                watch.check(f"{self.peer} to read")
+            except MiniRLError as error:
+                raise _EndedError from error
+
         try:
             with self._sending:
-                self._channel.send(message, deadline)
+                self._channel.send(message, watch.deadline, look)
+        except _EndedError as ended:
+            raise ended.__cause__ or ended from None
         except TransferTimeoutError as error:
             raise TransferTimeoutError(f"{self.peer} does not read: {error}") from error
         except TransferError as error:
-            self._pump_last_words(deadline)
+            self._pump_last_words(watch.deadline)
             raise self._went_away(error) from error
 
     def read(self, deadline: Deadline) -> None:
         """Read what has arrived, without waiting for more; that the peer is gone is only noted.
 
-        What it said before counts: a peer that has said its last word may leave at once.
+        What it said before counts: a peer that has said its last word may leave at once. Of a
+        message that has arrived in part the rest is read by a later call.
 
         Errors: what the peer reported as its failure, MessageError.
         """
         if self._lost is None and self._channel.fileno() < 0:
             self._lost = self._went_away("the connection was closed")
         while self._lost is None and self._channel.poll(0):
-            patience = Deadline.after(max(deadline.remaining(), LAST_WORDS_S))
             try:
-                self._inbox.append(self._receive(patience))
+                self._inbox.append(
+                    self._receive(Deadline.after(LAST_WORDS_S if deadline.expired else POLL_S))
+                )
             except PeerLostError as error:
                 self._lost = error
+            except TransferTimeoutError:
+                if deadline.expired:
+                    raise
+                return
 
     def pump(self, deadline: Deadline) -> None:
         """As `read`; PeerLostError as soon as the peer is gone, for waits that need it alive."""

@@ -145,7 +145,12 @@ class GroupEngine(CheckpointEngine):
         self._life.stage = Stage.MOVED
 
     def abort(self, reason: str) -> None:
-        """End the sync from another thread; the peers are told at once, by this thread."""
+        """End the sync from another thread; the peers are told at once, by this thread.
+
+        One that comes when the sync is over ends nothing, and not the next one either.
+        """
+        if self._life.stage is Stage.IDLE:
+            return
         self._abort.cancel(reason)
         if self._life.stage in (Stage.CONNECTED, Stage.MOVING):
             self._report(LifecycleError(f"aborted: {reason}"))

@@ -38,7 +38,7 @@ class Link:
 
     def tell(self, message: Message, watch: Watch) -> None:
         """Send one message."""
-        self._end.send(message, watch.deadline)
+        self._end.send(message, watch)
 
     def expect(self, kind: type[T], watch: Watch) -> T:
         """Wait for the next message, which must be of `kind`.

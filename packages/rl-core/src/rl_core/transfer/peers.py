@@ -55,13 +55,16 @@ class Peers:
 
     def tell(self, message: ToReceiver, watch: Watch) -> None:
         """Send one message to all."""
-        for end in self._ends.values():
-            end.send(message, watch.deadline)
+        self.tell_each(dict.fromkeys(self._ends, message), watch)
 
     def tell_each(self, messages: Mapping[int, ToReceiver], watch: Watch) -> None:
-        """Send each its own message, by rank in the group."""
+        """Send each its own message, by rank in the group.
+
+        Errors: what a receiver reports while another one does not read, beside those of sending.
+        """
+        listening = watch.hearing(lambda: self._read(watch))
         for rank, message in messages.items():
-            self._ends[rank].send(message, watch.deadline)
+            self._ends[rank].send(message, listening)
 
     def gather(self, kind: type[T], watch: Watch) -> dict[int, T]:
         """One message of `kind` from each, by rank in the group.
