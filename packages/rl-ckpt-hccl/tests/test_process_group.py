@@ -24,23 +24,36 @@ from rl_core.interfaces import TransferRole
 from rl_core.testing.weight_set import WeightSet
 from rl_core.torch import as_bytes
 from rl_core.transfer.engine import StreamingEngine
+from rl_core.transfer.plan import TransferPlan
 from rl_core.transfer.watch import Watch
 from rl_core.versions import PolicyVersion
 
 SECONDS = 20.0
 
+SO_MAX_PACING_RATE = 47  # linux/socket.h; the socket module does not name it
 
-def fake_creator(options, _):
-    """What torch_npu registers for hccl, with gloo's works."""
-    return dist.ProcessGroupGloo(
-        options.store, options.group_rank, options.group_size, options.timeout
-    )
+
+class FakeHccl(dist.ProcessGroupGloo):
+    """What torch_npu registers for hccl, with gloo's works: ended by a method of its own."""
+
+    def __init__(self, options, _):
+        self._sockets = GlooSockets()
+        with self._sockets.noticing_listener():
+            device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+        self._sockets.exchange(options.store, options.group_rank, options.group_size)
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._devices, gloo._timeout = [device], options.timeout
+        super().__init__(options.store, options.group_rank, options.group_size, gloo)
+
+    def abort_hccl_comm(self, reason):
+        assert isinstance(reason, str)  # torch_npu binds it without a default
+        self._sockets.break_off()
 
 
 @pytest.fixture
 def fake_hccl(monkeypatch):
     """A vendor plug-in named hccl, on the cpu."""
-    plugin = dist.Backend._BackendPlugin(fake_creator, extended_api=True)
+    plugin = dist.Backend._BackendPlugin(FakeHccl, extended_api=True)
     monkeypatch.setitem(dist.Backend._plugins, "HCCL", plugin)
     check_torch.cache_clear()
     yield
@@ -148,22 +161,50 @@ def test_what_a_stranger_wrote_into_the_store_is_a_transfer_error(told):
         Communicator.connect(Library("gloo"), store, (0, 2), Watch(Deadline.after(SECONDS)))
 
 
-def test_group_is_ended_while_it_blocks():
+@pytest.mark.parametrize("name", ["gloo", "hccl"])
+def test_group_is_ended_while_it_blocks(name, fake_hccl):
     """In a fraction of its timeout, without touching anybody else's connections."""
     bystander = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(bystander.getsockname())
     server = bystander.accept()[0]
-    members = _two_members()
+    members = _two_members(name)
     work = members[1].broadcast(torch.zeros(10), SECONDS)  # rank 0 never sends
     threading.Timer(0.1, members[1].leave).start()
     begin = time.monotonic()
     with pytest.raises(RuntimeError):
         work.wait()
-    assert time.monotonic() - begin < SECONDS / 2
+    assert time.monotonic() - begin < SECONDS / 4
     client.sendall(b"alive")
     assert server.recv(5) == b"alive"
     for each in (client, server, bystander):
         each.close()
+
+
+def test_plugin_without_an_abort_of_its_own_is_named(monkeypatch, fake_hccl, caplog):
+    """torch gives every backend one that does nothing."""
+    _ranks(Library("hccl"), 1)
+    assert not caplog.records
+    monkeypatch.delattr(FakeHccl, "abort_hccl_comm")
+    _ranks(Library("hccl"), 1)
+    assert "FakeHccl has no abort of its own" in caplog.text
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_memory_of_a_work_under_way_is_not_used_again(under_way):
+    """It may still be written when the next sync has begun."""
+    members, watch = _two_members(), Watch(Deadline.after(SECONDS))
+    transport = BroadcastTransport(Library("gloo"), 0, SECONDS)
+    transport._communicator = Communicator(members[1], 1)
+    plan = TransferPlan.of(WeightSet({"tensor": torch.zeros(10)}).metas, 64, 0)
+    inlet = transport.inlet(plan, {}, watch)
+    inlet.start(0)
+    if not under_way:
+        members[0].broadcast(torch.zeros(40, dtype=torch.uint8), SECONDS)
+        inlet.finish(0)
+    buffer = transport._buffers.of(0)
+    transport.leave()
+    transport._buffers.fit(plan)
+    assert (transport._buffers.of(0) is buffer) is not under_way
 
 
 @pytest.mark.parametrize("leaving", [0, 1])
@@ -174,28 +215,42 @@ def test_what_is_under_way_ends_with_the_group(leaving):
     assert _ended(works)
 
 
+def test_message_of_a_slow_network_arrives():
+    """In a thread; the failure that is to be told does not wait for it."""
+    members, works = _message_under_way(SECONDS, bytes_per_s=24 << 20)  # for 2.7 s
+    for member in members:
+        member.leave()
+    assert not any(work.is_completed() for work in works)
+    assert _ended(works, 8.0)
+    assert all(work.is_success() for work in works)
+
+
 def test_gloo_forgets_the_message_in_the_middle(monkeypatch):
-    """If this fails, `gloo_sockets._drain` is needed no more: gloo has been mended."""
+    """If this fails, `GlooSockets.break_off` need not wait any more: gloo has been mended."""
     monkeypatch.setattr(gloo_sockets, "DRAIN_S", 0.0)
     members, works = _message_under_way()
     members[0].leave()
     assert not _ended(works)
 
 
-def _two_members():
-    """Ranks 0 and 1 of a gloo group, both in this process."""
-    store = dist.HashStore()
+def _two_members(name="gloo"):
+    """Ranks 0 and 1 of a group, both in this process."""
+    library, store = Library(name), dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(make_group, Library("gloo"), store, (0, 2), SECONDS)
+        first = threads.submit(make_group, library, store, (0, 2), SECONDS)
         while not store.check(["address/0"]):  # one after the other: see noticing_listener
             time.sleep(0.01)
-        second = make_group(Library("gloo"), store, (1, 2), SECONDS)
+        second = make_group(library, store, (1, 2), SECONDS)
         return [first.result(), second]
 
 
-def _message_under_way(seconds=3.0):
+def _message_under_way(seconds=3.0, bytes_per_s=None):
     """Two members, and their works for a broadcast that has just begun to move."""
     members = _two_members()
+    if bytes_per_s:
+        for connection in members[0]._break_off.__self__._connections():
+            with connection:
+                connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
     data = [torch.full((64 << 20,), value, dtype=torch.uint8) for value in (1, 0)]
     works = [member.broadcast(each, seconds) for member, each in zip(members, data, strict=True)]
     while not data[1][0]:
@@ -203,9 +258,9 @@ def _message_under_way(seconds=3.0):
     return members, works
 
 
-def _ended(works):
-    """Whether all works end long before their timeout."""
-    end = time.monotonic() + 1.0
+def _ended(works, seconds=1.0):
+    """Whether all works end within that time, long before their timeout."""
+    end = time.monotonic() + seconds
     while not all(work.is_completed() for work in works) and time.monotonic() < end:
         time.sleep(0.01)
     return all(work.is_completed() for work in works)

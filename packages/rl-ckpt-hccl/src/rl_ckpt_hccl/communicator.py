@@ -93,15 +93,19 @@ class Communicator:
             watch.check(what)
             raise TransportError(f"{what} failed at rank {self._rank}: {error}") from error
 
-    def leave(self) -> None:
-        """End the group at once, with what is under way. Idempotent.
+    def leave(self) -> bool:
+        """End the group, with what is under way. Idempotent.
 
         Nothing here refers to the group afterwards: tracebacks of the failure do refer to here.
+
+        Returns: whether nothing was under way. What was may still use its memory for a while.
         """
+        ended = all(_ended(each) for each in self._under_way)
         self._member.leave()
         for transmission in self._under_way:
             transmission.work = None
         self._under_way = []
+        return ended
 
     def _finished(self, work: Work | None) -> bool:
         """Whether the work has ended, well or not, after a short sleep if it has not."""

@@ -9,7 +9,7 @@ All but one kind: a message of which some bytes are under way already. Of a conn
 gloo tells the operations that have not begun, and forgets the one in the middle (of those that
 have, `Pair::signalException` in its transport/tcp/pair.cc tells bound buffers only; seen with torch
 2.13); that one ends by its timeout. Gloo's own threads read and write it, whatever this process
-does, so while the peer lives it is over in a moment: connections are shut down once nothing moves.
+does, so while the peer lives it arrives: a connection is shut down once nothing moves on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,9 +32,13 @@ Address = tuple[str, int]
 """Host and port."""
 
 QUIET_S = 0.05
-"""Seconds without a byte after which nothing is under way."""
+"""Seconds without a byte after which nothing is under way on a connection."""
 
-DRAIN_S = 0.5
+STALL_S = 0.25
+"""The same for a connection on which bytes have moved meanwhile: longer than TCP waits before it
+sends again what was lost (200 ms on Linux, at least)."""
+
+DRAIN_S = 30.0
 """Seconds given to what is under way, at most."""
 
 _COUNTERS = slice(120, 136)
@@ -72,14 +76,17 @@ class GlooSockets:
         self._members = {address for address in told if address[0]}
 
     def break_off(self) -> None:
-        """Shut every connection of the group down. Idempotent; never raises."""
-        with ExitStack() as stack:
-            ours = [stack.enter_context(connection) for connection in self._connections()]
-            _drain(ours)
-            for connection in ours:
-                with suppress(OSError):  # gone meanwhile
-                    connection.shutdown(socket.SHUT_RDWR)
+        """Shut every connection of the group down, each once it is quiet. Idempotent; never raises.
+
+        Returns after `QUIET_S` where nothing is under way, and at the latest after `DRAIN_S`.
+        """
+        draining = [_Draining(connection) for connection in self._connections()]
         self._own, self._members = None, set()
+        end = time.monotonic() + DRAIN_S
+        while draining:
+            now = time.monotonic()
+            draining = [each for each in draining if not each.shut(now, by_force=now >= end)]
+            time.sleep(QUIET_S / 10)
 
     def _connections(self) -> Iterator[socket.socket]:
         """Duplicates of the group's; nobody else's is held open."""
@@ -98,15 +105,25 @@ class GlooSockets:
             return False
 
 
-def _drain(connections: list[socket.socket]) -> None:
-    """Until nothing has moved for `QUIET_S`, at most `DRAIN_S`."""
-    end = time.monotonic() + DRAIN_S
-    moved, since = [_moved(each) for each in connections], time.monotonic()
-    while connections and time.monotonic() < min(end, since + QUIET_S):
-        time.sleep(QUIET_S / 10)
-        now = [_moved(each) for each in connections]
-        if now != moved:
-            moved, since = now, time.monotonic()
+class _Draining:
+    """A connection that is to be shut down, and is given up then."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._moved = _moved(connection)
+        self._since = time.monotonic()
+        self._quiet_s = QUIET_S
+
+    def shut(self, now: float, *, by_force: bool) -> bool:
+        """Whether it is shut down: as soon as it has been quiet for long enough, or by force."""
+        moved = _moved(self._connection)
+        if moved != self._moved:
+            self._moved, self._since, self._quiet_s = moved, now, STALL_S
+        if now - self._since < self._quiet_s and not by_force:
+            return False
+        with self._connection, suppress(OSError):  # gone meanwhile
+            self._connection.shutdown(socket.SHUT_RDWR)
+        return True
 
 
 def _moved(connection: socket.socket) -> bytes:

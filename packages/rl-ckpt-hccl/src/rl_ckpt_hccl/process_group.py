@@ -8,14 +8,16 @@ tries them when an engine is made, so that a torch release without them is named
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _C10dBackend
 from torch.distributed import distributed_c10d as c10d
 
 from rl_ckpt_hccl.gloo_sockets import GlooSockets
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import Backend, Store, Work
 
+logger = logging.getLogger(__name__)
 
 LEAVE_S = 0.5
-"""Seconds in which a group that was broken off is gone, nearly always."""
+"""Seconds that a failure waits, at most, for the end of the group that it has ended."""
 
 
 class Member:
@@ -61,20 +64,31 @@ class Member:
         return self._group.broadcast([data], options)
 
     def leave(self) -> None:
-        """End it at once; works under way fail, on every rank. Idempotent.
+        """End it; works that have not begun fail at once, on every rank. Idempotent.
 
-        A group's destructor waits for works of it. One that had not reached its peer when the
-        connections were broken off may wait to its timeout, which must not hold up the failure
-        that is to be told: such a group is left to a thread.
+        Returns after `LEAVE_S` at the latest, so that the failure that is to be told is not held
+        up; a thread goes on where that is too short: with gloo a message that has begun arrives
+        first, and a group's destructor waits for works of it, to their timeouts if nobody ends
+        them.
         """
-        self._break_off()
-        self._break_off = _nothing
-        if self._group is not None:
-            last = [self._group]
-            self._group = None
-            ending = threading.Thread(target=last.clear, name="leave-group", daemon=True)
-            ending.start()
-            ending.join(LEAVE_S)
+        if self._group is None:
+            return
+        last, self._group = [self._group], None
+        break_off, self._break_off = self._break_off, _nothing
+        ending = threading.Thread(
+            target=_end, args=(last, break_off), name="leave-group", daemon=True
+        )
+        del break_off  # with a plug-in it holds the group's backend
+        ending.start()
+        ending.join(LEAVE_S)
+
+
+def _end(last: list[dist.ProcessGroup], break_off: Callable[[], None]) -> None:
+    try:
+        break_off()
+    except Exception:  # foreign code, and nobody above
+        logger.warning("what is under way in a group ends by its timeout only", exc_info=True)
+    last.clear()
 
 
 def _nothing() -> None:
@@ -135,7 +149,8 @@ def _nccl(device: str, store: Store, place: tuple[int, int], timeout: timedelta)
     options._timeout = timeout
     backend = dist.ProcessGroupNCCL(store, *place, options)
     kind = dist.ProcessGroup.BackendType.NCCL
-    return Member("nccl", _group(device, store, place, backend, kind), backend.abort)
+    group = _group(device, store, place, backend, kind)
+    return Member("nccl", group, _on_this_device(device, backend.abort))
 
 
 def _plugin(library: Library, store: Store, place: tuple[int, int], timeout: timedelta) -> Member:
@@ -148,13 +163,38 @@ def _plugin(library: Library, store: Store, place: tuple[int, int], timeout: tim
     backend = _plugin_creator(library.backend)(options, None)
     kind = dist.ProcessGroup.BackendType.CUSTOM
     group = _group(library.device, store, place, backend, kind)
-    return Member(library.backend, group, _abort_of(backend))
+    return Member(library.backend, group, _on_this_device(library.device, _abort_of(backend)))
 
 
 def _abort_of(backend: Backend) -> Callable[[], None]:
-    """The plug-in's `abort`; one without it ends by its timeouts only."""
-    found: Callable[[], None] = getattr(backend, "abort", lambda: None)
-    return found
+    """What ends the works of a plug-in's group.
+
+    torch_npu has a method of its own, which takes a reason. The `abort` that every backend has from
+    torch does nothing unless C++ code overrides it, which Python cannot see: it is tried, but not
+    relied upon.
+    """
+    abort_hccl_comm: Callable[[str], None] | None = getattr(backend, "abort_hccl_comm", None)
+    if abort_hccl_comm is not None:
+        return partial(abort_hccl_comm, "the group was left")
+    abort: Callable[[], None] = getattr(backend, "abort", _nothing)
+    if getattr(type(backend), "abort", None) is getattr(_C10dBackend, "abort", None):
+        logger.warning(
+            "%s has no abort of its own: what a failure finds under way may wait for its timeout",
+            type(backend).__name__,
+        )
+    return abort
+
+
+def _on_this_device(device: str, abort: Callable[[], None]) -> Callable[[], None]:
+    """`abort` for another thread, on the device that is current in this one."""
+    module = torch.get_device_module(device)
+    index = module.current_device()
+
+    def aborting() -> None:
+        module.set_device(index)
+        abort()
+
+    return aborting
 
 
 def _plugin_creator(name: str) -> Callable[..., Backend]:

@@ -70,9 +70,13 @@ class BroadcastTransport(Transport):
         )
 
     def leave(self) -> None:
-        """Break the group off; works under way fail on every rank."""
-        if self._communicator is not None:
-            self._communicator.leave()
+        """Break the group off; works that have not begun fail on every rank.
+
+        Buffers of a work that was under way are not used again: it may still write into them, or
+        read from them, and keeps them alive as long as that.
+        """
+        if self._communicator is not None and not self._communicator.leave():
+            self._buffers.drop()
         self._communicator = self._store = None
         self._broken = True
 
