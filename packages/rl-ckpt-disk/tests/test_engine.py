@@ -35,7 +35,7 @@ from rl_core.testing.checkpoint_assertions import assert_arrived, assert_ended
 from rl_core.testing.checkpoint_case import CheckpointCase, Deadlines
 from rl_core.testing.checkpoint_group import Terms, TransferGroup
 from rl_core.testing.checkpoint_orders import ReceiveOrder
-from rl_core.testing.checkpoint_recipe import RUN_ID
+from rl_core.testing.checkpoint_recipe import RUN_ID, TensorRecipe, WeightRecipe
 from rl_core.testing.checkpoint_samples import SMALL, every_dtype, many_buckets
 from rl_core.testing.thread_launcher import ThreadLauncher
 from rl_core.torch import content_digest
@@ -109,6 +109,22 @@ def test_weights_are_sharded(case, run_path):
     shards = list((run_path / "e1.s1").glob("model-*-of-*.safetensors"))
     assert len(shards) > 1
     assert all(shard.stat().st_size < (1 << 18) + 4096 for shard in shards)
+
+
+def test_a_tensor_that_is_not_contiguous_is_copied_once(case, monkeypatch):
+    copied, contiguous = [], torch.Tensor.contiguous
+
+    def counted(tensor):
+        if not tensor.is_contiguous():
+            copied.append(tuple(tensor.shape))
+        return contiguous(tensor)
+
+    weights = WeightRecipe((TensorRecipe("transposed", (6, 7), layout="transposed"),))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", counted)
+        outcome = case.group().sync(weights)
+    assert_arrived(outcome, weights, XXH3_128)
+    assert copied == [(6, 7)]
 
 
 def undigested(case):

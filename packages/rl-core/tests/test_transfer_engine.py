@@ -27,6 +27,7 @@ from rl_core.metadata import DTYPE_BYTES
 from rl_core.testing.loopback_transport import LoopbackEngine
 from rl_core.testing.weight_set import WeightSet
 from rl_core.torch import as_bytes, dtype_of
+from rl_core.transfer import packing
 from rl_core.transfer.messages import Join, ToReceiver
 from rl_core.versions import PolicyVersion
 
@@ -151,6 +152,32 @@ def test_weights_arrive_bit_exact(versions, megabytes, direct, kind):
             assert report.payload_bytes == sum(meta.nbytes for meta in weights.metas)
             if kind == XXH3_128:
                 assert report.weights_digest == weights.weights_digest
+
+
+@pytest.mark.parametrize("direct", [0.0, 0.25])
+def test_digest_of_a_tensor_that_is_copied_comes_before_the_copy(monkeypatch, direct):
+    """So that one copy at a time is enough, and damage in the one that is sent is found."""
+    digest, copy, calls = packing.content_digest, packing.flat_bytes, []
+
+    def digested(*args):
+        calls.append("digest")
+        return digest(*args)
+
+    def miscopied(*args):
+        calls.append("copy")
+        data = copy(*args)
+        data[0] ^= 1
+        return data
+
+    monkeypatch.setattr(packing, "content_digest", digested)
+    monkeypatch.setattr(packing, "flat_bytes", miscopied)
+    weights = WeightSet({"transposed": torch.randn(40, 50).T})
+    with Ring(direct=direct) as ring:
+        _, got = ring.sync(weights, PolicyVersion(1, 0))
+    tensor, told = got["transposed"]
+    assert calls == ["digest", "copy"]
+    assert told == digest(weights.metas[0], weights.tensors["transposed"])
+    assert told != digest(weights.metas[0], tensor)
 
 
 def test_group_is_kept_while_all_goes_well():

@@ -20,7 +20,7 @@ from rl_core.digests import digest_of_digests
 from rl_core.errors import ManifestMismatchError, TransferError
 from rl_core.interfaces import TransferReport
 from rl_core.metadata import ManifestCheck
-from rl_core.torch import as_bytes, content_digest, meta_of
+from rl_core.torch import as_bytes, content_digest, from_bytes, meta_of
 from rl_core.transfer.messages import Begin, Complete, Done, End, Go, Ready
 from rl_core.transfer.phases import Phases
 
@@ -173,11 +173,14 @@ class Publication:
 
     def _one(self, meta: TensorMeta, tensor: Tensor, files: ShardWriter) -> None:
         kind = self.role.digest_kind
+        with self._phases("write"):
+            data = as_bytes(tensor).cpu()  # the only copy, if one is needed
         # Beside the writing: both read the tensor, which is valid until the next one is drawn.
-        digest = self._beside.submit(content_digest, meta, tensor, kind) if kind else None
+        written = from_bytes(data, meta)
+        digest = self._beside.submit(content_digest, meta, written, kind) if kind else None
         try:
             with self._phases("write"):
-                files.write(meta, as_bytes(tensor).cpu().numpy().data)
+                files.write(meta, data.numpy().data)
         finally:
             if digest is not None:
                 with self._phases("digest"):

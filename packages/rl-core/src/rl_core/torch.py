@@ -96,11 +96,11 @@ def wsum64(data: torch.Tensor, seed: int = 0) -> int:
         data: on any device; read where it is, only the result is copied to the host.
         seed: 64-bit start value, such as a hash of what the data is called.
     """
-    words = _padded(data).view(torch.int64)
     weights = _weights(str(data.device))
     product = torch.empty_like(weights)
     total = torch.tensor(_signed(seed), dtype=torch.int64, device=data.device)
-    for chunk in words.split(_CHUNK):
+    for piece in data.split(8 * _CHUNK):
+        chunk = _padded(piece).view(torch.int64)
         size = chunk.numel()
         total = total * _HORNER + torch.mul(chunk, weights[:size], out=product[:size]).sum()
     value: int = (int(total) * _HORNER + data.numel()) % (1 << 64)

@@ -18,11 +18,11 @@ _LAYERS = tuple(
 HEAVY = WeightRecipe(
     (
         *_LAYERS[:8],
-        TensorRecipe("largest", (LARGEST_MB, MEGABYTE // 2), "bfloat16"),
+        TensorRecipe("largest", (LARGEST_MB, MEGABYTE // 2), "bfloat16", "transposed"),
         *_LAYERS[8:],
     )
 )
-"""76 MiB, of which no side may hold more than 28."""
+"""76 MiB, of which no side may hold more than 28. The largest must be copied where it is sent."""
 
 
 class MemoryContract(Contract, contract=True):

@@ -61,4 +61,13 @@ def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
 def flat_bytes(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """Its elements in row-major order, as flat uint8 on `device`; copies only where it must."""
     data = as_bytes(tensor)
-    return data if data.device.type == torch.device(device).type else data.to(device)
+    return data if _on(data, device) else data.to(device)
+
+
+def is_copied(tensor: torch.Tensor, device: str) -> bool:
+    """Whether `flat_bytes` must copy."""
+    return not (tensor.is_contiguous() and _on(tensor, device))
+
+
+def _on(tensor: torch.Tensor, device: str) -> bool:
+    return bool(tensor.device.type == torch.device(device).type)

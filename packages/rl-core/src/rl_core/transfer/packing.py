@@ -10,7 +10,7 @@ from rl_core.digests import digest_of_digests
 from rl_core.errors import ManifestMismatchError
 from rl_core.metadata import ManifestCheck
 from rl_core.torch import content_digest, meta_of
-from rl_core.transfer.buffers import copy_bytes, flat_bytes
+from rl_core.transfer.buffers import copy_bytes, flat_bytes, is_copied
 from rl_core.transfer.messages import BucketEntry
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Packer:
 
     Small tensors are copied into the bucket's buffer; a large contiguous one is sent from its own
     storage, and the stream goes on once that was read. Digests are of the tensors as drawn, before
-    any packing; that of a large tensor is computed while its bytes are on their way.
+    any packing; that of a large tensor is computed while its bytes are on their way. A tensor that
+    must be copied before it is packed has its digest before that: it may take a copy itself.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Packer:
         self._digests: dict[str, str] = {}
         self._tensor: torch.Tensor | None = None
         self._data: torch.Tensor | None = None
+        self._digest: str | None = None
         self._lent = False
 
     def pack(self, weights: TensorStream, announcer: Announcer) -> Trailer:
@@ -110,9 +112,8 @@ class Packer:
         part = segment.parts[0]
         if part.first:
             self._draw(part, weights)
-        data = self._bytes_of(part)
         with self._phases("pack"):
-            self._outlet.start(segment, data)
+            self._outlet.start(segment, self._bytes_of(part))
         self._lent = True
         with self._phases("pack"):
             return self._entry(part)
@@ -120,7 +121,7 @@ class Packer:
     def _draw(self, part: Part, weights: TensorStream) -> None:
         """Take the next tensor from the stream; the previous one is no longer valid then."""
         self._settle()
-        self._tensor = self._data = None
+        self._tensor = self._data = self._digest = None
         with self._phases("gather"):
             drawn = next(weights, None)
         if drawn is None:
@@ -140,16 +141,22 @@ class Packer:
     def _bytes_of(self, part: Part) -> torch.Tensor:
         if self._data is None:
             assert self._tensor is not None, "drawn with the first part of the tensor"
+            if is_copied(self._tensor, self._outlet.device):
+                self._digest_of(part)
             self._data = flat_bytes(self._tensor, self._outlet.device)
         return self._data[part.slot.start : part.slot.start + part.slot.nbytes]
 
     def _entry(self, part: Part) -> BucketEntry:
         """The part's announcement; with the last one comes the digest of the whole tensor."""
-        digest = None
-        if self._kind and part.last and self._tensor is not None:
-            digest = content_digest(part.meta, self._tensor, self._kind)
-            self._digests[part.meta.name] = digest
+        digest = self._digest_of(part) if part.last else None
         return BucketEntry(part.meta.name, part.slot, digest)
+
+    def _digest_of(self, part: Part) -> str | None:
+        """Of the whole tensor as drawn."""
+        if self._kind and self._digest is None and self._tensor is not None:
+            self._digest = content_digest(part.meta, self._tensor, self._kind)
+            self._digests[part.meta.name] = self._digest
+        return self._digest
 
 
 def _check_tensor(planned: TensorMeta, meta: TensorMeta, tensor: torch.Tensor) -> None:
