@@ -111,20 +111,23 @@ def test_weights_are_sharded(case, run_path):
     assert all(shard.stat().st_size < (1 << 18) + 4096 for shard in shards)
 
 
-def test_a_tensor_that_is_not_contiguous_is_copied_once(case, monkeypatch):
-    copied, contiguous = [], torch.Tensor.contiguous
+def test_a_tensor_that_must_be_copied_has_its_digest_before(case, monkeypatch):
+    """What the copy is damaged by is found, and the two copies are not there at the same time."""
+    copies, as_bytes = [], publication.as_bytes
 
-    def counted(tensor):
-        if not tensor.is_contiguous():
-            copied.append(tuple(tensor.shape))
-        return contiguous(tensor)
+    def damaged(tensor):
+        copies.append(as_bytes(tensor).clone())
+        copies[-1][-1] ^= 1
+        return copies[-1]
 
     weights = WeightRecipe((TensorRecipe("transposed", (6, 7), layout="transposed"),))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "contiguous", counted)
-        outcome = case.group().sync(weights)
-    assert_arrived(outcome, weights, XXH3_128)
-    assert copied == [(6, 7)]
+    digests, group = publication.content_digest, case.group()
+    monkeypatch.setattr(publication, "as_bytes", damaged)
+    monkeypatch.setattr(
+        publication, "content_digest", lambda *given: (copies.append("digest"), digests(*given))[1]
+    )
+    assert_ended(group.sync(weights, deadline_s=5.0), {"receiver 0": DigestMismatchError})
+    assert copies[0] == "digest"
 
 
 def undigested(case):

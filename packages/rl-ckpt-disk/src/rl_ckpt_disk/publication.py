@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,14 @@ from rl_core.digests import digest_of_digests
 from rl_core.errors import ManifestMismatchError, TransferError
 from rl_core.interfaces import TransferReport
 from rl_core.metadata import ManifestCheck
-from rl_core.torch import as_bytes, content_digest, from_bytes, meta_of
+from rl_core.torch import as_bytes, content_digest, meta_of
+from rl_core.transfer.buffers import is_copied
 from rl_core.transfer.messages import Begin, Complete, Done, End, Go, Ready
 from rl_core.transfer.phases import Phases
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from rl_ckpt_disk.checkpoint_dir import RunDirectory, StagedDirectory
@@ -172,19 +175,22 @@ class Publication:
         return msgspec.structs.replace(trailer, weights_digest=digest)
 
     def _one(self, meta: TensorMeta, tensor: Tensor, files: ShardWriter) -> None:
-        kind = self.role.digest_kind
-        with self._phases("write"):
-            data = as_bytes(tensor).cpu()  # the only copy, if one is needed
-        # Beside the writing: both read the tensor, which is valid until the next one is drawn.
-        written = from_bytes(data, meta)
-        digest = self._beside.submit(content_digest, meta, written, kind) if kind else None
+        # Beside the writing: both read the tensor, which is valid until the next one is drawn. One
+        # that must be copied has its digest before that, which may take a copy itself.
+        digest = self._digest(meta, tensor)
+        if digest is not None and is_copied(tensor, "cpu"):
+            wait([digest])
         try:
             with self._phases("write"):
-                files.write(meta, data.numpy().data)
+                files.write(meta, as_bytes(tensor).cpu().numpy().data)
         finally:
             if digest is not None:
                 with self._phases("digest"):
                     self._digests[meta.name] = digest.result()
+
+    def _digest(self, meta: TensorMeta, tensor: Tensor) -> Future[str] | None:
+        kind = self.role.digest_kind
+        return self._beside.submit(content_digest, meta, tensor, kind) if kind else None
 
     def _hear(self) -> None:
         self.peers.pump(self.watch)
