@@ -52,6 +52,18 @@ def test_a_file_of_texts(tokenizer, tmp_path):
     assert not train[3].is_chat
 
 
+def test_columns_are_those_of_the_whole_source(tokenizer, tmp_path):
+    """A batch, or what is held out, may lack some: reward functions get None."""
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "a", "x": 1}, {"prompt": "b", "y": 2}])
+    own = write_jsonl(tmp_path / "own.jsonl", [{"prompt": "c", "z": 3}, {"prompt": "d", "u": 4}])
+    train, held_out = load_prompts(settings_with(path=path, eval_size=1), tokenizer, seed=1)
+    assert train.columns == held_out.columns == ("x", "y")
+    options = settings_with(path=path, eval_path=own, eval_size=1)
+    train, held_out = load_prompts(options, tokenizer, seed=1)
+    assert (train.columns, held_out.columns) == (("x", "y"), ("z", "u"))
+    assert train[:1].columns == ("x", "y")
+
+
 def test_a_file_of_chats(tokenizer, tmp_path):
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     path = write_jsonl(tmp_path / "p.jsonl", [{"q": chat}])

@@ -41,11 +41,12 @@ def load(tmp_path):
     """Make a scorer from the source of a reward file."""
     scorers = []
 
-    def make(source, *, columns=(), timeout_s=20.0, name=""):
+    def make(source, *, columns=(), held_out=None, timeout_s=20.0, name=""):
         path = tmp_path / "reward.py"
         path.write_text(source)
         reward = SimpleNamespace(path=f"{path}{name}", timeout_s=timeout_s)
-        scorers.append(load_scorer(reward, NO_DATA, columns, tmp_path / "reward.log"))
+        log = tmp_path / "reward.log"
+        scorers.append(load_scorer(reward, NO_DATA, columns, log, held_out))
         return scorers[-1]
 
     yield make
@@ -91,6 +92,7 @@ def test_a_column_that_a_prompt_lacks_is_none(load):
     )
     prompts = [*make_prompts(1, a=[3]), *make_prompts(1)]
     assert scorer.score(prompts, ["", ""], [[], []]) == [0.0, 1.0]
+    assert run(scorer, ["", ""]) == [1.0, 1.0]  # that no prompt of the batch has
 
 
 def test_it_may_be_async_and_keep_its_loop(load):
@@ -301,12 +303,22 @@ def test_a_bad_file_is_a_config_error_of_one_line(load, source):
     assert not [child for child in psutil.Process().children() if "reward_worker" in str(child)]
 
 
+def test_a_column_that_the_held_out_set_lacks(load):
+    source = "def reward(completions, gold): ..."
+    load(source, columns=("gold",), held_out=("gold", "level"))
+    with pytest.raises(ConfigError, match=r"'gold', the held-out set \(data\.eval_path\) has"):
+        load(source, columns=("gold",), held_out=("level",))
+
+
 def test_missing_file_and_missing_function(tmp_path, load):
     reward = SimpleNamespace(path=str(tmp_path / "none.py"), timeout_s=1)
     with pytest.raises(ConfigError, match=r"no file .*none\.py"):
         load_scorer(reward, NO_DATA, ())
     with pytest.raises(ConfigError, match="no function 'score'; functions there: reward"):
         load("def reward(**_): ...", name=":score")
+    reward.path = "~nosuchuser/reward.py"
+    with pytest.raises(ConfigError, match=r"no file ~nosuchuser/reward\.py"):
+        load_scorer(reward, NO_DATA, ())
 
 
 def test_prompts_from_a_file_need_a_reward():

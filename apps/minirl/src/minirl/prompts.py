@@ -7,7 +7,7 @@ Token ids are made when a prompt is asked for: a large file costs no start-up ti
 import heapq
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
@@ -82,6 +82,7 @@ class PromptSet(Sequence[Prompt]):
         encoder: PromptEncoder,
         max_length: int,
         *,
+        columns: Iterable[str] = (),
         look: bool = True,
     ) -> None:
         """Look at some for what the model cannot read.
@@ -90,6 +91,7 @@ class PromptSet(Sequence[Prompt]):
             raw: at least one, or none for an empty set; `LengthLimit` has seen to their lengths.
             encoder: of the model.
             max_length: tokens allowed, chat template included.
+            columns: names of their columns.
             look: False for a part of a set that was looked at.
 
         Errors: ConfigError names a prompt that the chat template refuses.
@@ -97,13 +99,10 @@ class PromptSet(Sequence[Prompt]):
         self._raw = raw
         self._encoder = encoder
         self._max_length = max_length
+        self.columns = tuple(columns)
+        """Names that any prompt of their source has a column for; some prompts may lack some."""
         if look:
             self._look()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names that any of the prompts has a column for, in order of appearance."""
-        return tuple(dict.fromkeys(name for raw in self._raw for name in raw.columns))
 
     @cached_property
     def digest(self) -> str:
@@ -122,7 +121,8 @@ class PromptSet(Sequence[Prompt]):
     def __getitem__(self, position: slice) -> "PromptSet": ...
     def __getitem__(self, position: int | slice) -> "Prompt | PromptSet":
         if isinstance(position, slice):
-            return PromptSet(self._raw[position], self._encoder, self._max_length, look=False)
+            part, names = self._raw[position], self.columns
+            return PromptSet(part, self._encoder, self._max_length, columns=names, look=False)
         raw = self._raw[position]
         ids = self._encoder.encode([raw])[0]
         if len(ids) > self._max_length:
@@ -176,13 +176,14 @@ def load_prompts(
     _check_one_source(data)
     encoder = PromptEncoder(tokenizer)
     limit = LengthLimit(encoder, data.max_prompt_length, data.on_long_prompt)
-    train, held_out = _load_raw(data, seed, limit.apply, log_path)
-    if data.eval_size and not held_out:
+    raw = _load_raw(data, seed, limit.apply, log_path)
+    if data.eval_size and not raw.held_out:
         raise ConfigError("data.eval_size: there is no prompt to hold out")
-    wanted = [held_out[index % len(held_out)] for index in range(data.eval_size)]
+    wanted = [raw.held_out[index % len(raw.held_out)] for index in range(data.eval_size)]
+    longest = data.max_prompt_length
     return PromptSets(
-        PromptSet(train, encoder, data.max_prompt_length),
-        PromptSet(wanted, encoder, data.max_prompt_length),
+        PromptSet(raw.train, encoder, longest, columns=_columns(raw.source)),
+        PromptSet(wanted, encoder, longest, columns=_columns(raw.held_out_source)),
     )
 
 
@@ -198,9 +199,26 @@ def _check_one_source(data: DataSettings) -> None:
         raise ConfigError(f"{msg} (a preset's is taken back by data.reasoning_gym=null)")
 
 
-def _load_raw(
-    data: DataSettings, seed: int, fit: Fit, log_path: Path | None
-) -> tuple[list[RawPrompt], list[RawPrompt]]:
+class _Raw(NamedTuple):
+    """Prompts to train and to evaluate on, and all of the sources that they are from."""
+
+    train: list[RawPrompt]
+    held_out: list[RawPrompt]
+    source: Sequence[RawPrompt]
+    held_out_source: Sequence[RawPrompt]
+
+    @classmethod
+    def of(cls, train: list[RawPrompt], held_out: list[RawPrompt]) -> "_Raw":
+        """All that their sources have."""
+        return cls(train, held_out, train, held_out)
+
+
+def _columns(raw: Iterable[RawPrompt]) -> dict[str, None]:
+    """Names in order of appearance."""
+    return dict.fromkeys(name for item in raw for name in item.columns)
+
+
+def _load_raw(data: DataSettings, seed: int, fit: Fit, log_path: Path | None) -> _Raw:
     if data.path is not None:
         train = fit(read_prompt_file(Path(data.path), data.prompt_key), data.path)
         held_out = None
@@ -214,7 +232,7 @@ def _load_raw(
 
         problems = Problems.from_config(data.reasoning_gym, seed)
         train, held_out = problems.split(data.eval_size)
-        return fit(train, problems.name), fit(held_out, f"{problems.name} (held out)")
+        return _Raw.of(fit(train, problems.name), fit(held_out, f"{problems.name} (held out)"))
     if is_task_file(data.task):
         train, held_out = read_task_file(Path(data.task), data.prompt_key, log_path)
         held_out = None if held_out is None else fit(held_out, data.task)
@@ -230,16 +248,16 @@ def _load_raw(
         ]
         for part in texts
     )
-    return fit(train, "repeat"), fit(held_out, "repeat (held out)")
+    return _Raw.of(fit(train, "repeat"), fit(held_out, "repeat (held out)"))
 
 
 def _hold_out(
     raw: list[RawPrompt], own: list[RawPrompt] | None, data: DataSettings, seed: int
-) -> tuple[list[RawPrompt], list[RawPrompt]]:
+) -> _Raw:
     """Take `eval_size` prompts from an evaluation set of its own, or random ones of all."""
     source = data.path or data.task
     if data.eval_size == 0:
-        return raw, []
+        return _Raw.of(raw, [])
     if own is not None:
         held_out = own[: data.eval_size]
     else:
@@ -251,4 +269,4 @@ def _hold_out(
     train = [item for item in raw if plain_text(item) not in seen]
     if not train:
         raise ConfigError(f"{source}: every prompt is in the evaluation set too")
-    return train, held_out
+    return _Raw(train, held_out, raw, raw if own is None else own)

@@ -84,6 +84,7 @@ def load_rewards(
     data: TaskSettings,
     columns: Collection[str],
     log_path: Path | None = None,
+    held_out: Collection[str] | None = None,
 ) -> RewardMix:
     """The functions that `reward.path` names, else the task's own.
 
@@ -92,6 +93,7 @@ def load_rewards(
         data: `data` of the configuration.
         columns: names of the data set's columns (`PromptSet.columns`).
         log_path: file that gets what reward functions print; None is stderr.
+        held_out: names of the columns of held-out prompts; None without any.
 
     Errors: ConfigError if the weights do not match the functions, and those of
     `minirl.rewards.load_scorer`.
@@ -104,7 +106,7 @@ def load_rewards(
     with contextlib.ExitStack() as stack:
         for name, path in zip(names, functions, strict=True):
             single = _Single(path, reward.timeout_s)
-            scorers[name] = load_scorer(single, data, columns, log_path)
+            scorers[name] = load_scorer(single, data, columns, log_path, held_out)
             stack.callback(scorers[name].close)
         stack.pop_all()
     return RewardMix(scorers, weights)

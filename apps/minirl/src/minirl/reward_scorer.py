@@ -1,22 +1,22 @@
 """Scoring with a function in a process of its own; a failure is narrowed down to its samples."""
 
+import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from minirl.prompts import Prompt
 from minirl.reward_messages import Loaded, Raised, Target
+from minirl.reward_narrowing import Failure, FaultSearch, Values
 from minirl.reward_process import RewardProcess
-from rl_core.deadlines import Deadline
 from rl_core.errors import MiniRLError, TransferError, TransferTimeoutError
 
-_PROBE_S = 2.0
-"""Longest call while looking for the sample at fault."""
-_NARROW_S = 15.0
-"""Longest time spent on looking for it."""
+_logger = logging.getLogger(__name__)
+
 _EXCERPT = 60
+_LOOKING = "%s; looking for the sample at fault, for %.0f s at most"
 
 
 class RewardError(MiniRLError, RuntimeError):
@@ -35,15 +35,6 @@ class RewardError(MiniRLError, RuntimeError):
         return type(self), (str(self), self.samples)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    kind: Literal["hung", "died", "raised", "length"]
-    text: str
-
-
-Values = list[float | str | None]
-
-
 class FunctionScorer:
     """Calls a reward function in its own process, which is started once.
 
@@ -57,6 +48,7 @@ class FunctionScorer:
         timeout_s: float,
         log_path: Path | None = None,
         encode_column: Callable[[Any], Any] | None = None,
+        columns: Iterable[str] = (),
     ) -> None:
         """Start the process and load the function; ConfigError if that fails.
 
@@ -65,11 +57,13 @@ class FunctionScorer:
             timeout_s: longest call.
             log_path: file for what it prints; None is stderr.
             encode_column: applied to each value of a column before it is sent.
+            columns: those that are always passed, also if no prompt of a batch has them.
         """
         self._target = target
         self._timeout_s = timeout_s
         self._log_path = log_path
         self._encode_column = encode_column
+        self._columns = tuple(columns)
         self._name = f"{Path(target.path or target.module or '').name}:{target.name}"
         self._process: RewardProcess | None = RewardProcess(target, log_path)
         self.signature: Loaded = self._process.signature
@@ -84,12 +78,18 @@ class FunctionScorer:
         if not prompts:
             return []
         arguments = self._arguments(prompts, completions, completion_ids)
-        everything = range(len(prompts))
-        outcome = self._attempt(arguments, everything, self._timeout_s)
-        if isinstance(outcome, _Failure):
-            samples = self._narrow(arguments, everything, outcome)
-            msg = f"reward function {self._name} {outcome.text}{_name_samples(samples, prompts)}"
-            raise RewardError(msg, samples)
+
+        def attempt(samples: Sequence[int], limit_s: float) -> tuple[Values | Failure, float]:
+            return self._attempt(arguments, samples, limit_s)
+
+        outcome, _ = attempt(range(len(prompts)), self._timeout_s)
+        if isinstance(outcome, Failure):
+            search = FaultSearch(attempt, self._timeout_s)
+            message = f"reward function {self._name} {outcome.text}"
+            if outcome.kind == "hung" and len(prompts) > 1:
+                _logger.warning(_LOOKING, message, search.longest_s)
+            samples, note = search.find(range(len(prompts)), outcome.kind)
+            raise RewardError(f"{message}{_name_samples(samples, prompts)}{note}", samples)
         return checked(outcome, prompts, self._name)
 
     def close(self) -> None:
@@ -112,7 +112,8 @@ class FunctionScorer:
             ],
             "completion_ids": [list(ids) for ids in completion_ids],
         }
-        for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns):
+        present = (name for prompt in prompts for name in prompt.columns)
+        for name in dict.fromkeys((*self._columns, *present)):
             encode = self._encode_column or (lambda value: value)
             arguments[name] = [encode(prompt.columns.get(name)) for prompt in prompts]
         accepted = self.signature
@@ -124,44 +125,33 @@ class FunctionScorer:
 
     def _attempt(
         self, arguments: dict[str, list[Any]], samples: Sequence[int], timeout_s: float
-    ) -> Values | _Failure:
+    ) -> tuple[Values | Failure, float]:
+        """What came of scoring some of the samples, and the seconds that it took."""
         if self._process is None:
             self._process = RewardProcess(self._target, self._log_path)
         part = {name: [values[at] for at in samples] for name, values in arguments.items()}
+        started = time.monotonic()
+        outcome = self._called(self._process, part, timeout_s)
+        seconds = time.monotonic() - started
+        if not isinstance(outcome, Failure) and len(outcome) != len(samples):
+            text = f"returned {len(outcome)} rewards for {len(samples)} samples"
+            return Failure("length", text), seconds
+        return outcome, seconds
+
+    def _called(
+        self, process: RewardProcess, part: dict[str, list[Any]], timeout_s: float
+    ) -> Values | Failure:
         try:
-            answer = self._process.call(part, timeout_s)
+            answer = process.call(part, timeout_s)
         except TransferTimeoutError:
             self.close()
-            return _Failure("hung", f"did not return within {timeout_s:g} s")
+            return Failure("hung", f"did not return within {timeout_s:g} s")
         except TransferError:
-            process, self._process = self._process, None
-            process.close()
-            return _Failure("died", f"ended its process (exit code {process.exit_code})")
+            self.close()
+            return Failure("died", f"ended its process (exit code {process.exit_code})")
         if isinstance(answer, Raised):
-            return _Failure("raised", f"failed: {answer.error}")
-        if len(answer.values) != len(samples):
-            text = f"returned {len(answer.values)} rewards for {len(samples)} samples"
-            return _Failure("length", text)
+            return Failure("raised", f"failed: {answer.error}")
         return answer.values
-
-    def _narrow(
-        self, arguments: dict[str, list[Any]], samples: Sequence[int], first: _Failure
-    ) -> Sequence[int]:
-        """Halve the batch as long as a half fails alike, within a time of its own."""
-        deadline = Deadline.after(_NARROW_S)
-        probe_s = min(self._timeout_s, _PROBE_S)
-        while len(samples) > 1:
-            middle = len(samples) // 2
-            for half in (samples[:middle], samples[middle:]):
-                if deadline.expired:
-                    return samples
-                outcome = self._attempt(arguments, half, probe_s)
-                if isinstance(outcome, _Failure) and outcome.kind == first.kind:
-                    samples = half
-                    break
-            else:
-                return samples
-        return samples
 
 
 def checked(

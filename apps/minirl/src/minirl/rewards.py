@@ -4,11 +4,14 @@ A reward function has TRL's signature, `f(prompts, completions, completion_ids, 
 async, called with keyword arguments. `prompts` and `completions` are texts where the data set gives
 texts, and lists of messages where it gives chats (a completion is then
 `[{"role": "assistant", "content": ...}]`); every other key of the data set arrives as a list of its
-values, one a sample. It returns one number a sample; None means that the sample is not rewarded and
-leaves it out of the loss. Unlike TRL, no `trainer_state` is passed.
+values, one a sample, None where a prompt lacks it. The function returns one number a sample; None
+means that the sample is not rewarded and leaves it out of the loss. Unlike TRL, no `trainer_state`
+is passed.
 """
 
+import contextlib
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +19,7 @@ from typing import Any, Protocol
 from minirl import repeat_task
 from minirl.prompt_file import RESERVED
 from minirl.prompts import Prompt
-from minirl.reward_messages import Target
+from minirl.reward_messages import Loaded, Target
 from minirl.reward_scorer import FunctionScorer, RewardError, checked
 from minirl.task_file import is_task_file
 from rl_core.errors import ConfigError
@@ -100,6 +103,7 @@ def load_scorer(
     data: TaskSettings,
     columns: Collection[str],
     log_path: Path | None = None,
+    held_out: Collection[str] | None = None,
 ) -> Scorer:
     """The scorer that `reward.path` names, else that of the task.
 
@@ -108,16 +112,26 @@ def load_scorer(
         data: `data` of the configuration.
         columns: names of the data set's columns (`PromptSet.columns`).
         log_path: file that gets what a reward function prints; None is stderr.
+        held_out: names of the columns of held-out prompts; None without any.
 
     Errors: ConfigError if there is no such file or function, importing it fails, it needs a
-    column that the data set lacks, or prompts from a file come without a reward function.
+    column that one of the two lacks, or prompts from a file come without a reward function.
     """
     if not (reward.timeout_s > 0 and math.isfinite(reward.timeout_s)):
         raise ConfigError(f"reward.timeout_s={reward.timeout_s}: must be a positive number")
     file, key = _function_file(reward, data)
     if file is not None:
-        scorer = FunctionScorer(file_target(file, key), reward.timeout_s, log_path)
-        _check_columns(scorer, columns, f"{key}={file}")
+        target = file_target(file, key)
+        known = {*columns, *(held_out or ())}
+        scorer = FunctionScorer(target, reward.timeout_s, log_path, columns=sorted(known))
+        with contextlib.ExitStack() as stack:
+            stack.callback(scorer.close)
+            _check_arguments(scorer.signature, f"{key}={file}")
+            _check_columns(scorer.signature, columns, f"{key}={file}", "the data set")
+            if held_out is not None:
+                whose = "the held-out set (data.eval_path)"
+                _check_columns(scorer.signature, held_out, f"{key}={file}", whose)
+            stack.pop_all()
         return scorer
     if data.path is not None:
         raise ConfigError("data.path needs reward.path: prompts from a file have no own reward")
@@ -138,24 +152,22 @@ def file_target(text: str, key: str = _PATH_KEY) -> Target:
     file, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():
         file, name = text, DEFAULT_NAME
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))  # as it is where there is no such user
     if not path.is_file():
         raise ConfigError(f"{key}={text}: no file {path}")
     return Target(name=name, path=str(path.resolve()))
 
 
-def _check_columns(scorer: FunctionScorer, columns: Collection[str], given: str) -> None:
+def _check_columns(signature: Loaded, columns: Collection[str], given: str, whose: str) -> None:
     known = [*RESERVED, *columns]
-    missing = [name for name in scorer.signature.required if name not in known]
+    missing = [name for name in signature.required if name not in known]
     if missing:
-        scorer.close()
-        msg = f"{given}: it needs {missing[0]!r}, the data set has {', '.join(known)}"
-        raise ConfigError(msg)
-    signature = scorer.signature
+        raise ConfigError(f"{given}: it needs {missing[0]!r}, {whose} has {', '.join(known)}")
+
+
+def _check_arguments(signature: Loaded, given: str) -> None:
     if not signature.takes_any and not {*ANSWERS} & {*signature.parameters}:
-        scorer.close()
-        msg = f"{given}: it takes none of {', '.join(ANSWERS)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{given}: it takes none of {', '.join(ANSWERS)}")
 
 
 def _reasoning_gym_scorer(

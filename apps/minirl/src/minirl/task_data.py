@@ -52,21 +52,28 @@ def load_task_data(plan: RunPlan, reward_log: Path | None = None) -> TaskData:
         texts: list[str] = tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return texts
 
-    scorer = load_rewards(config.reward, config.data, sets.train.columns, reward_log)
+    held_out = sets.held_out.columns if sets.held_out else None
+    scorer = load_rewards(config.reward, config.data, sets.train.columns, reward_log, held_out)
     return TaskData(loader, sets.held_out, decode, scorer, plan.model_path)
 
 
 def _load_tokenizer(path: Path) -> Any:
     try:
-        if (path / "tokenizer.json").is_file():
-            # Complete in itself; AutoTokenizer would import torch and all model code first,
-            # which costs this process 8 s and 300 MB.
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = _tokenizer(path)
+        tokenizer("a", verbose=False)  # some wrong settings show only then
+    except Exception as error:  # a library of native code reads files of anybody's: the edge
         msg = f"{path}: the tokenizer cannot be loaded: {in_one_line(error)}"
         raise ConfigError(msg) from error
+    return tokenizer
+
+
+def _tokenizer(path: Path) -> Any:
+    if (path / "tokenizer.json").is_file():
+        # Complete in itself; AutoTokenizer would import torch and all model code first,
+        # which costs this process 8 s and 300 MB.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
