@@ -44,11 +44,25 @@ def test_a_good_directory_is_described_without_reading_it(copy):
     }
     assert directory.architecture == "Qwen3ForCausalLM"
     assert directory.main_dtype == "float32"
+    assert directory.num_parameters == sum(tensor.numel() for tensor in tensors.values())
 
 
 def truncate(path):
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
+
+
+def lengthen(path):
+    with (path / "model.safetensors").open("ab") as file:
+        file.write(bytes(64))
+
+
+def enlarge_shape(path):
+    """In its header only, whose length stays the same."""
+    file = path / "model.safetensors"
+    data = file.read_bytes()
+    start = data.index(b'"shape":[') + len(b'"shape":[')
+    file.write_bytes(data[:start] + bytes([data[start] ^ 1]) + data[start + 1 :])
 
 
 def cut_header(path):
@@ -96,6 +110,8 @@ BROKEN = {
     ),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "convert its weights"),
     "truncated": (truncate, "is truncated"),
+    "too long": (lengthen, "has 64 bytes after its last tensor"),
+    "another shape": (enlarge_shape, "has a damaged header at"),
     "truncated header": (cut_header, "is truncated"),
     "damaged header": (damage_header, "has a damaged header"),
     "lost tensor": (drop_tensor, "'model.norm.weight'"),
@@ -115,6 +131,10 @@ BROKEN = {
     "too many layers": (
         lambda path: rewrite(path, lambda c: c.update(num_hidden_layers=9)),
         "num_hidden_layers=9",
+    ),
+    "layers described by a number": (
+        lambda path: rewrite(path, lambda c: c.update(layer_types=5)),
+        "layer_types is no list of names",
     ),
     "layers described wrongly": (
         lambda path: rewrite(path, lambda c: c.update(num_hidden_layers=1)),

@@ -3,11 +3,6 @@
 A lower bound: activations, which depend on the samples, are left out.
 """
 
-import math
-from pathlib import Path
-
-from safetensors import safe_open
-
 from minirl.config import MiniRLConfig
 from minirl.machine_memory import available_memory
 from rl_core.errors import ConfigError
@@ -31,9 +26,17 @@ _SAVED_BYTES = 12
 """Bytes per parameter while a checkpoint is written: a copy of all that but the gradient."""
 
 
-def check_memory(model: Path, actor_world: int, rollout_world: int, config: MiniRLConfig) -> None:
-    """ConfigError if the estimate for this node exceeds the memory that is available."""
-    parameters = _count_parameters(model)
+def check_memory(
+    parameters: int, actor_world: int, rollout_world: int, config: MiniRLConfig
+) -> None:
+    """ConfigError if the estimate for this node exceeds the memory that is available.
+
+    Args:
+        parameters: elements of the model's tensors.
+        actor_world: number of actor ranks.
+        rollout_world: number of rollout ranks.
+        config: everything else.
+    """
     # Not in the dtype they are stored in: actors hold float32, engines what they serve.
     weights = parameters * _SERVED_BYTES[config.rollout.dtype]
     kv_gb = config.rollout.kv_cache_memory_gb
@@ -58,12 +61,3 @@ def check_memory(model: Path, actor_world: int, rollout_world: int, config: Mini
             "free; lower kv_cache_memory_gb, the number of replicas, or the bucket size"
         )
         raise ConfigError(msg)
-
-
-def _count_parameters(model: Path) -> int:
-    """By the headers of the files, which have been checked before."""
-    count = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, framework="np") as stored:
-            count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-    return count

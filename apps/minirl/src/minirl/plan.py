@@ -15,7 +15,7 @@ from minirl.models import resolve_model
 from minirl.value_checks import check_values
 from rl_core import plugins
 from rl_core.errors import ComponentNotFoundError, ConfigError
-from rl_core.interfaces import SupportsEngineCheck, SupportsFileCheck
+from rl_core.interfaces import SupportsEngineCheck, SupportsFileCheck, SupportsParameterCount
 from rl_core.layout import LayoutSpec
 
 _NAME_KEYS = {plugins.TRAIN_ENGINES: "engine_config.backend", plugins.ROLLOUT_BACKENDS: "name"}
@@ -70,10 +70,14 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     check_model(model_path, config)
     train_config = _train_config(config, model_path)
     rollout_values = rollout_config(config, model_path)
-    _check_backend(plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor")
+    trained = _check_backend(
+        plugins.TRAIN_ENGINES, config.actor.engine_config.backend, train_config, "actor"
+    )
+    files = _check_files(trained)
     served = _check_backend(
         plugins.ROLLOUT_BACKENDS, config.rollout.name, rollout_values, "rollout"
     )
+    _check_files(served)
     if isinstance(served, SupportsEngineCheck):
         served.check_engine(device)
     transfer_options = _transfer_options(config, model_path)
@@ -91,7 +95,8 @@ def make_plan(config: MiniRLConfig) -> RunPlan:
     )
     if device == "cpu":
         engines = rollout_world if config.debug.train_only is None else 0
-        check_memory(model_path, actor_world, engines, config)
+        parameters = files.num_parameters if isinstance(files, SupportsParameterCount) else 0
+        check_memory(parameters, actor_world, engines, config)
     return plan
 
 
@@ -195,7 +200,7 @@ def _check_batches(config: MiniRLConfig, actor_world: int) -> None:
 
 
 def _divisor(world: int, wanted: int) -> int:
-    return max(size for size in range(1, world + 1) if world % size == 0 and size <= max(wanted, 1))
+    return next(size for size in range(min(world, wanted), 0, -1) if world % size == 0)
 
 
 def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
@@ -282,10 +287,12 @@ def _check_unused(section: CheckpointEngineConfig) -> None:
 def _check_backend(group: str, name: str, values: dict[str, Any], where: str) -> Any:
     """The backend's own configuration."""
     backend = _load(group, name, f"{where}.{_NAME_KEYS[group]}")
-    config = plugins.build_config(plugins.load_object(backend.config_cls), values, where)
-    if isinstance(config, SupportsFileCheck):
-        config.check_files()
-    return config
+    return plugins.build_config(plugins.load_object(backend.config_cls), values, where)
+
+
+def _check_files(config: Any) -> object:
+    """What a backend found in its files; None if it does not look."""
+    return config.check_files() if isinstance(config, SupportsFileCheck) else None
 
 
 def _load(group: str, name: str, where: str) -> Any:

@@ -6,14 +6,16 @@ shape and byte range), then the bytes (github.com/huggingface/safetensors, "Form
 
 import importlib.util
 import json
+import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_core.errors import ConfigError
+from rl_core.metadata import DTYPE_BYTES
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -102,6 +104,11 @@ class ModelDirectory:
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
         return max(sizes, key=lambda dtype: sizes[dtype])
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors stored."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
     def _check(self) -> None:
         if self.config.get("quantization_config"):
             msg = f"{self.path} holds a quantised model; train its unquantised original"
@@ -135,7 +142,9 @@ class ModelDirectory:
 
     def _check_layers(self) -> None:
         """Every layer that config.json counts must be stored, and be described once."""
-        count = self.config.get("num_hidden_layers")
+        count, types = (self.config.get(name) for name in ("num_hidden_layers", "layer_types"))
+        if types is not None and not _is_names(types):
+            raise ConfigError(f"{self.path / CONFIG_FILE}: layer_types is no list of names")
         stored = {int(match[1]) for name in self.tensors if (match := _LAYER.search(name))}
         if not isinstance(count, int) or not stored:
             return
@@ -147,8 +156,7 @@ class ModelDirectory:
                 "together"
             )
             raise ConfigError(msg)
-        types = self.config.get("layer_types")
-        if isinstance(types, list) and len(types) != count:
+        if types is not None and len(types) != count:
             msg = (
                 f"{self.path / CONFIG_FILE}: num_hidden_layers={count}, but layer_types has "
                 f"{len(types)} entries; make them agree"
@@ -168,6 +176,10 @@ class ModelDirectory:
                 raise ConfigError(msg)
 
 
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 def _read_config(path: Path) -> Mapping[str, Any]:
     file = path / CONFIG_FILE
     if not file.is_file():
@@ -183,7 +195,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read as JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file} holds no JSON object; fetch it again")
@@ -226,26 +238,49 @@ def _weight_map(index: Path) -> dict[str, str]:
     return {str(name): str(file) for name, file in weight_map.items()}
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """The file's tensors, which must fill it to the last byte, as the format says."""
     if not file.is_file():
         raise ConfigError(f"{file} is missing; fetch the model again")
     size = file.stat().st_size
     header, start = _header(file, size)
     header.pop("__metadata__", None)
+    found, places = {}, []
     for name, entry in header.items():
-        try:
-            begin, end = entry["data_offsets"]
-            dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"{file} has a damaged header at {name!r}; fetch it again"
-            raise ConfigError(msg) from error
+        found[name], place = _entry(file, name, entry)
+        places.append((*place, name))
+    at = 0
+    for begin, end, name in sorted(places):
+        if begin != at:
+            raise ConfigError(f"{file} has a damaged header at {name!r}; fetch it again")
         if start + end > size:
             msg = (
                 f"{file} is truncated: {name!r} ends at byte {start + end}, the file at byte "
                 f"{size}; fetch it again"
             )
             raise ConfigError(msg)
-        yield name, StoredTensor(file, _DTYPES.get(dtype, dtype), shape, end - begin)
+        at = end
+    if start + at < size:
+        msg = f"{file} has {size - start - at} bytes after its last tensor; fetch it again"
+        raise ConfigError(msg)
+    return found
+
+
+def _entry(file: Path, name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
+    """A tensor, and its first byte and the one after its last, counted from the header's end."""
+    try:
+        begin, end = entry["data_offsets"]
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        known = _DTYPES.get(dtype, dtype)
+        counts = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+        size = math.prod(shape) * DTYPE_BYTES[known] if known in DTYPE_BYTES else end - begin
+        sound = counts and end - begin == size
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{file} has a damaged header at {name!r}; fetch it again"
+        raise ConfigError(msg) from error
+    if not sound:
+        raise ConfigError(f"{file} has a damaged header at {name!r}; fetch it again")
+    return StoredTensor(file, known, shape, end - begin), (begin, end)
 
 
 def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:
@@ -258,7 +293,7 @@ def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:
         text = stream.read(length)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} has a damaged header ({error}); fetch it again") from error
     if not isinstance(header, dict):
         raise ConfigError(f"{file} has a damaged header; fetch it again")

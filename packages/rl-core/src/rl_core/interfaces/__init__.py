@@ -34,6 +34,7 @@ from rl_core.interfaces.rollout import (
 from rl_core.interfaces.training import (
     SupportsCheckpointBehind,
     SupportsFileCheck,
+    SupportsParameterCount,
     SupportsPerturbation,
     SupportsReference,
     TrainBackend,
@@ -83,6 +84,7 @@ __all__ = [
     "SupportsKeptVersions",
     "SupportsLiveContent",
     "SupportsLiveDigests",
+    "SupportsParameterCount",
     "SupportsPerturbation",
     "SupportsProgress",
     "SupportsReference",

@@ -153,5 +153,19 @@ class SupportsFileCheck(Protocol):
     """A backend configuration that can tell early whether its files are usable."""
 
     def check_files(self) -> object:
-        """Read headers and sizes only; ConfigError names what is wrong with which file."""
+        """Read headers and sizes only; ConfigError names what is wrong with which file.
+
+        Returns what was found. Of a train engine that is a `SupportsParameterCount`, if the program
+        is to estimate before the start whether the model fits into memory.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsParameterCount(Protocol):
+    """A model whose files were looked at."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors that would be loaded."""
         ...
