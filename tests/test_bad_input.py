@@ -27,12 +27,25 @@ def broken_models(tmp_path):
     """Model directories that cannot work, by what is wrong with them."""
     source = ensure_tiny_model()
     made = {}
-    for name in ("empty", "truncated", "headless", "wordless", "narrow"):
+    for name in (
+        "empty",
+        "truncated",
+        "padded",
+        "headless",
+        "wordless",
+        "mute",
+        "verbose",
+        "narrow",
+    ):
         made[name] = tmp_path / name
         shutil.copytree(source, made[name])
     (made["empty"] / "config.json").unlink()
     weights = made["truncated"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
+    with (made["padded"] / "model.safetensors").open("ab") as weights:
+        weights.write(bytes(64))
+    (made["mute"] / "tokenizer_config.json").write_text("[]")
+    edit_json(made["verbose"] / "tokenizer_config.json", model_max_length="x")
     (made["headless"] / "config.json").write_text("{not json")
     edit_json(made["narrow"] / "config.json", hidden_size=96)
     for file in made["wordless"].glob("*token*"):
@@ -118,6 +131,10 @@ def test_a_command_line_of_its_own(runner):
         ("data.path=/no/such/prompts.jsonl", ["/no/such/prompts.jsonl"]),
         ("data.task=/no/such/task.py", ["data.task=/no/such/task.py", "no such file"]),
         ("data.on_long_prompt=cut", ["data.on_long_prompt=cut", "drop", "truncate"]),
+        ("config=~nosuchuser/mine.yaml", ["config=~nosuchuser/mine.yaml", "no such preset"]),
+        ("data.reasoning_gym={name: gcd, size: 99999999999}", ["size=99999999999", "at most"]),
+        ('data.path="a\\nb"', ["a\\nb: cannot be read"]),
+        ("data.path=" + "x" * 300, ["xxx: File name too long"]),
         ("reward.path=7", ["reward.path", "FILE.py"]),
         ("reward.weights=[1.0,2.0]", ["reward.weights=[1.0, 2.0]", "2 weights for 1 reward"]),
         ("trainer.report_to=[wandb]", ["trainer.report_to=wandb", "rl-minirl[wandb]"]),
@@ -136,8 +153,11 @@ def test_it_is_refused_in_one_line(refused, argument, parts):
     [
         ("empty", "config.json"),
         ("truncated", "model.safetensors"),
+        ("padded", "64 bytes after its last tensor"),
         ("headless", "config.json"),
         ("wordless", "tokenizer"),
+        ("mute", "the tokenizer cannot be loaded"),
+        ("verbose", "the tokenizer cannot be loaded"),
         ("narrow", "hidden_size"),
     ],
 )

@@ -70,8 +70,18 @@ def test_another_data_set_replaces_that_of_a_preset_with_its_options():
         ("checkpoint_engine.debug.strict=-1", ["strict", "true or false"]),
         ("config=fusd", ["fusd", "fused"]),
         ("config=/no/such.yaml", ["/no/such.yaml"]),
+        ("config=~nosuchuser/mine.yaml", ["~nosuchuser/mine.yaml", "no such preset"]),
         ("nonsense", ["nonsense", "key=value"]),
         ("trainer.seed={", ["trainer.seed"]),
+        ("trainer.seed=" + "9" * 5000, ["trainer.seed"]),
+        ("trainer.run_dir=\udcff", ["trainer.run_dir"]),
+        ('data.path="a\\0b"', ["data.path", "zero byte"]),
+        ('reward.path=["a\\0b"]', ["reward.path", "zero byte"]),
+        ("reward.path=[null]", ["reward.path", "FILE.py"]),
+        ("reward.weights=[[]]", ["reward.weights", "Float"]),
+        ("trainer.report_to=[{a: b}]", ["trainer.report_to"]),
+        ("data.reasoning_gym={name: gcd, 1: 2}", ["data.reasoning_gym", "the key 1"]),
+        ("rollout.engine_kwargs=" + "{a: " * 300 + "1" + "}" * 300, ["nested too deeply"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(argument, parts):

@@ -100,6 +100,9 @@ def test_a_saved_dataset_without_its_data(tmp_path):
     (tmp_path / "ds" / "state.json").write_text(json.dumps([1]))
     with pytest.raises(ConfigError, match="not as save_to_disk writes it"):
         read_prompt_file(tmp_path / "ds", "question")
+    (tmp_path / "ds" / "dataset_dict.json").write_text(json.dumps({"splits": [5]}))
+    with pytest.raises(ConfigError, match="not as save_to_disk writes it"):
+        read_prompt_file(tmp_path / "ds", "question")
 
 
 def test_any_other_directory(tmp_path):

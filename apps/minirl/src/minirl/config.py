@@ -4,6 +4,7 @@ The dataclasses below are the whole schema; a key exists only once it works. `lo
 the layers with OmegaConf and turns every mistake into one line (`ConfigError`).
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from minirl.algorithm_config import AlgorithmConfig
-from minirl.config_keys import expand_home
+from minirl.config_keys import expand_home, refuse_values
 from minirl.debug_config import DebugConfig, LoopDebugConfig
 from minirl.task_config import DataConfig, RewardConfig
 from rl_core.errors import ConfigError, in_one_line
@@ -189,6 +190,13 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
 
     Errors: ConfigError, one line that names the key, the value and the nearest valid one.
     """
+    try:
+        return _load(arguments)
+    except RecursionError as error:
+        raise ConfigError("the configuration is nested too deeply") from error
+
+
+def _load(arguments: Sequence[str]) -> MiniRLConfig:
     presets = None
     overrides = []
     for argument in arguments:
@@ -210,6 +218,7 @@ def load_config(arguments: Sequence[str]) -> MiniRLConfig:
     try:
         OmegaConf.resolve(merged)
         config: MiniRLConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        OmegaConf.structured(config)  # merging lets pass what is in lists
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"{key}{_one_line(error)}") from error
@@ -224,14 +233,14 @@ def as_yaml(config: MiniRLConfig) -> str:
 
 def _read_preset(name: str) -> DictConfig:
     is_path = name.endswith((".yaml", ".yml"))
-    path = Path(name).expanduser() if is_path else PRESETS / f"{name}.yaml"
+    path = Path(os.path.expanduser(name)) if is_path else PRESETS / f"{name}.yaml"
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
         known = sorted(file.stem for file in PRESETS.glob("*.yaml"))
         msg = f"config={name}: no such preset; known: {', '.join(known)} (or a path to a .yaml)"
         raise ConfigError(msg) from None
-    except (OSError, UnicodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"config={name}{_place(error)}: {_one_line(error)}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"config={name}: the file holds no mapping")
@@ -241,7 +250,8 @@ def _read_preset(name: str) -> DictConfig:
 def _read_override(override: str) -> DictConfig:
     try:
         return OmegaConf.from_dotlist([override])
-    except (yaml.YAMLError, OmegaConfBaseException, IndexError) as error:  # IndexError for "[="
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, IndexError) as error:
+        # ValueError for bytes that are no text and endless numbers, IndexError for "[=".
         raise ConfigError(f"{_printable(override)}: {_one_line(error)}") from error
 
 
@@ -252,7 +262,8 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
         if key not in known and not key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
             hint = nearest(key, known)
             raise ConfigError(f"{source}: unknown key {_printable(key)}; the nearest is {hint}")
-    _refuse_missing(given, source)
+    refuse_values(given, source)
+    _refuse_odd_names(given, source)
     _refuse_numbers(MiniRLConfig, given, source)
     _check_reward_path(given.get("reward"), source)
     data = given.get("data")
@@ -274,17 +285,21 @@ def _merge(base: DictConfig, layer: DictConfig, source: str) -> DictConfig:
 def _check_reward_path(section: Any, source: str) -> None:
     path = section.get("path") if isinstance(section, Mapping) else None
     entries = path if isinstance(path, list) else [path]
-    if path == [] or not all(isinstance(entry, str | None) for entry in entries):
+    known = path is None or all(isinstance(entry, str) for entry in entries)
+    if path == [] or not known:
         raise ConfigError(f"{source}: reward.path must be FILE.py, FILE.py:NAME or a list of them")
 
 
-def _refuse_missing(node: Any, source: str) -> None:
-    """OmegaConf takes `???` for "no value yet" and would go on with the one there was."""
-    if node == "???":
-        raise ConfigError(f"{source}: ??? is no value")
-    if isinstance(node, Mapping):
-        for value in node.values():
-            _refuse_missing(value, source)
+def _refuse_odd_names(given: Mapping[str, Any], source: str) -> None:
+    """What becomes keyword arguments has texts as names."""
+    for key in _OPEN_KEYS:
+        section, name = key.split(".")
+        values = given.get(section)
+        inner = values.get(name) if isinstance(values, Mapping) else None
+        names = inner if isinstance(inner, Mapping) else ()
+        odd = [item for item in names if not isinstance(item, str)]
+        if odd:
+            raise ConfigError(f"{source}: {key}: the key {odd[0]} is no text")
 
 
 def _refuse_numbers(cls: Any, given: Any, source: str) -> None:

@@ -116,11 +116,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"[MiniRL] interrupted by {interruption}\n")
         return SIGNAL_BASE + interruption.number
     except (ConfigError, ComponentError) as error:
-        sys.stderr.write(f"[MiniRL] error: {error}\n")
-        return 2
+        return _refuse(str(error), 2)
     except MiniRLError as error:
-        sys.stderr.write(f"[MiniRL] error: {type(error).__name__}: {error}\n")
-        return 1
+        return _refuse(f"{type(error).__name__}: {error}", 1)
+    except OSError as error:  # a file that may not be read, a name that is too long
+        if error.filename is None:
+            raise
+        return _refuse(f"{error.filename}: {error.strerror}", 2)
+
+
+def _refuse(message: str, code: int) -> int:
+    """One line, whatever characters come from arguments and names of files."""
+    line = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in message
+    )
+    sys.stderr.write(f"[MiniRL] error: {line}\n")
+    return code
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:

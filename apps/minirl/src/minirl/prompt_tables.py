@@ -52,7 +52,7 @@ def table_records(path: Path, prompt_key: str) -> Iterator[Record]:
                     number += 1
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {_reason(error)}") from error
-    except (arrow.ArrowException, ValueError) as error:
+    except (arrow.ArrowException, ValueError, LookupError) as error:  # such as a time zone
         raise ConfigError(f"{path}: cannot be read: {in_one_line(error)}") from error
 
 
@@ -78,9 +78,7 @@ def _tables(path: Path, arrow: Any) -> Iterator[Any]:
 def _saved_files(directory: Path) -> list[Path]:
     """Files of a saved dataset, in order."""
     if (directory / _SPLITS).is_file():
-        splits = json.loads((directory / _SPLITS).read_text())["splits"]
-        named = ", ".join(str(directory / split) for split in splits)
-        raise ConfigError(f"{directory}: a dataset with splits; give one of {named}")
+        raise ConfigError(f"{directory}: a dataset with splits; give one of {_splits(directory)}")
     try:
         state = json.loads((directory / _STATE).read_text())
         return [directory / item["filename"] for item in state["_data_files"]]
@@ -89,6 +87,14 @@ def _saved_files(directory: Path) -> list[Path]:
         raise ConfigError(msg + "Dataset.save_to_disk made") from None
     except (LookupError, TypeError) as error:
         raise ConfigError(f"{directory / _STATE}: not as save_to_disk writes it") from error
+
+
+def _splits(directory: Path) -> str:
+    try:
+        splits = json.loads((directory / _SPLITS).read_text())["splits"]
+        return ", ".join(str(directory / split) for split in splits)
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"{directory / _SPLITS}: not as save_to_disk writes it") from error
 
 
 def _check_schema(schema: Any, prompt_key: str, path: Path, arrow: Any) -> None:

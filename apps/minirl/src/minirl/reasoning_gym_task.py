@@ -17,6 +17,7 @@ from rl_core.plugins import build_config
 logger = logging.getLogger(__name__)
 
 KEY = "data.reasoning_gym"
+_MOST = 10_000_000
 DEFAULT_SIZE = 500
 """Problems to train on where `size` is not given; reasoning-gym's own default."""
 
@@ -74,6 +75,9 @@ class Problems:
         own_seed, size = given.pop("seed", seed), given.pop("size", DEFAULT_SIZE)
         if not isinstance(size, int) or size < 1 or not isinstance(own_seed, int):
             raise ConfigError(f"{KEY}: size must be a positive integer, seed an integer")
+        if size > _MOST:
+            msg = f"{KEY}: size={size}: all are made before the run begins, {_MOST} at most"
+            raise ConfigError(msg)
         extract = given.pop("extract", "whole")
         if extract not in EXTRACTORS:
             raise ConfigError(f"{KEY}: extract={extract} is none of {', '.join(EXTRACTORS)}")

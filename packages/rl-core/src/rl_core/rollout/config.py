@@ -1,6 +1,7 @@
 """The settings that every replica has: the `rollout` section of the configuration."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +136,8 @@ class EngineConfig:
         for key, value in positive.items():
             if value is not None and value <= 0:
                 raise ConfigError(f"rollout.{key}={value} must be positive")
+            if value is not None and not math.isfinite(value * (1 << 30)):
+                raise ConfigError(f"rollout.{key}={value} is too large")
         if self.gpu_memory_utilization > 1:
             msg = f"rollout.gpu_memory_utilization={self.gpu_memory_utilization} exceeds 1"
             raise ConfigError(msg)
