@@ -68,6 +68,14 @@ def two_runs(tmp_path_factory):
     made.close()
 
 
+def test_a_signal_while_ray_starts_ends_it(runner):
+    """To the whole group: what Ray has started ends, too, and `ray.init` waits for it in vain."""
+    run = runner.start(*ONE_ACTOR)
+    sessions = "minirl-ray-*/session_*"
+    run.wait_until(lambda: any(run.temporary.glob(sessions)), sessions, 60)
+    interrupt(run, signal.SIGTERM)
+
+
 def test_a_signal_while_servers_start_ends_it(two_runs):
     """And nothing of the other run, as the next tests show."""
     _, endless, _ = two_runs

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,14 @@ class Run:
 
     def wait_for(self, text: str, timeout: float) -> None:
         """Block until `text` is in the log."""
+        self.wait_until(lambda: text in self.log, text, timeout)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
+        """Block until the run has come so far."""
         end = time.monotonic() + timeout
-        while text not in self.log:
-            assert self.process.poll() is None, f"ended before {text!r}:\n{self.log}"
-            assert time.monotonic() < end, f"no {text!r} within {timeout} s:\n{self.log}"
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what!r}:\n{self.log}"
+            assert time.monotonic() < end, f"no {what!r} within {timeout} s:\n{self.log}"
             time.sleep(0.1)
 
     def finish(self, timeout: float) -> "Run":

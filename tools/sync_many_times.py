@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from holdings import holdings
 
+from minirl.bounded import Ending
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import load_config
 from minirl.plan import make_plan
@@ -29,6 +30,7 @@ from rl_core.versions import PolicyVersion
 
 SETTLED = 10
 BEGUN = time.time()
+ENDING = Ending()
 
 
 @contextlib.contextmanager
@@ -41,7 +43,7 @@ def started_system(directory: Path, *arguments: str) -> Iterator[RLSystem]:
     settings = ProcessSettings(str(directory / "logs"), log_server.address)
     with (
         session_directory(plan.config.cluster) as scratch,
-        ray_session(plan.config.cluster, plan.device, plan.slots, scratch),
+        ray_session(plan.config.cluster, plan.device, plan.slots, scratch, ENDING),
         RunOutput(directory, plan.config) as output,
     ):
         system = RLSystem(plan, settings)
@@ -65,7 +67,7 @@ def main() -> None:
         after = holdings(BEGUN)
     sys.stdout.write(f"{json.dumps(before)}\n{json.dumps(after)}\n")
     sys.stdout.flush()
-    end_descendants(5)
+    end_descendants(ENDING)
     os._exit(0)
 
 

@@ -3,6 +3,12 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+
+from minirl import main
+from minirl.output_redirection import redirected_output
 
 
 def test_whoever_reads_may_have_seen_enough():
@@ -19,3 +25,33 @@ def test_whoever_reads_may_have_seen_enough():
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("dev_mode", [False, True])
+def test_what_nobody_has_foreseen_is_one_line(monkeypatch, capsys, dev_mode):
+    """With the trace above it, where Python's development mode asks for more."""
+
+    def fail(_):
+        raise KeyError("reward")
+
+    monkeypatch.setitem(main.COMMANDS, "show", fail)
+    flags = SimpleNamespace(dev_mode=dev_mode)
+    monkeypatch.setattr(main, "sys", SimpleNamespace(**{**vars(sys), "flags": flags}))
+    assert main.main(["show"]) == 1
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("[MiniRL] error: KeyError: 'reward'; ")
+    assert bool(trace) is dev_mode
+
+
+def test_where_the_trace_is_is_told(monkeypatch, tmp_path, capfd):
+    # pytest's own stream is not what is redirected
+    monkeypatch.setattr(sys, "stderr", os.fdopen(2, "w", buffering=1, closefd=False))
+
+    def fail(_):
+        with redirected_output(tmp_path / "log"):
+            raise OSError("no space")
+
+    monkeypatch.setitem(main.COMMANDS, "train", fail)
+    assert main.main([]) == 1
+    told = f"[MiniRL] error: OSError: no space; the trace is in {tmp_path / 'log'}\n"
+    assert capfd.readouterr().err == told

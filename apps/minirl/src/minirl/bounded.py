@@ -5,9 +5,28 @@ import threading
 import time
 from collections.abc import Callable
 
+from rl_core.deadlines import Deadline
+
 _logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.01
+
+END_S = 26.0
+"""Seconds that the stages of the end of a run have together; what still runs then is killed."""
+
+
+class Ending:
+    """The time that the end of a run may take, shared by its stages; the first starts the clock."""
+
+    def __init__(self, seconds: float = END_S) -> None:
+        self._seconds = seconds
+        self._deadline: Deadline | None = None
+
+    def at_most(self, seconds: float) -> float:
+        """What a stage may take: `seconds`, or what the ones before it have left."""
+        if self._deadline is None:
+            self._deadline = Deadline.after(self._seconds)
+        return self._deadline.sooner(seconds).remaining()
 
 
 def bounded(

@@ -82,12 +82,12 @@ class ConsoleHandler(logging.Handler):
         self.setFormatter(PrefixFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
+        """Print one record; a line that cannot be written, as on a full disk, ends no run."""
         text = self.format(record)
         if self._console is not None:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
             return
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._stream.write(text + "\n")
             self._stream.flush()
 

@@ -45,7 +45,11 @@ def received() -> int | None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Hold an interruption back until the end of the block; no effect in other threads."""
+    """Hold an interruption back until the end of the block; no effect in other threads.
+
+    It takes the place of an error of the block: a signal to the whole process group ends the
+    processes that the block waits for, too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,8 +58,8 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         _state.depth -= 1
-    if _state.depth == 0 and _state.received is not None:
-        raise Interrupted(_state.received)
+        if _state.depth == 0 and _state.received is not None:
+            raise Interrupted(_state.received)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
 
 from minirl.interruption import SIGNAL_BASE, Interrupted, interrupting
-from rl_core.errors import ComponentError, ConfigError, MiniRLError
+from minirl.output_redirection import where_traced
+from rl_core.errors import ComponentError, ConfigError, MiniRLError, in_one_line
 from rl_core.metadata import nearest
 
 USAGE = """usage: minirl [COMMAND] [config=NAME[,NAME]] [key=value ...]
@@ -103,7 +105,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for bad input, with one line on stderr."""
+    """Run a command; the exit code is 2 for bad input, else 1, with one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if any(item in ("-h", "--help", "help") for item in given):
         sys.stdout.write(USAGE + "\n")
@@ -119,10 +121,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error), 2)
     except MiniRLError as error:
         return _refuse(f"{type(error).__name__}: {error}", 1)
-    except OSError as error:  # a file that may not be read, a name that is too long
-        if error.filename is None:
-            raise
+    except BrokenPipeError:  # of stdout: see `run`
+        raise
+    except Exception as error:  # noqa: BLE001  (what nobody has foreseen is one line, too)
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """One line with where the trace is; in Python's development mode that is here."""
+    where = where_traced(error)
+    if isinstance(error, OSError) and error.filename is not None and where is None:
+        # A file that may not be read, a name that is too long.
         return _refuse(f"{error.filename}: {error.strerror}", 2)
+    if where is None:
+        where = "PYTHONDEVMODE=1 shows the trace"
+        if sys.flags.dev_mode:
+            where = "the trace is above"
+            traceback.print_exception(error)
+    return _refuse(f"{type(error).__name__}: {in_one_line(error)}; {where}", 1)
 
 
 def _refuse(message: str, code: int) -> int:

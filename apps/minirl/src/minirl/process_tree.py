@@ -9,6 +9,11 @@ from types import TracebackType
 
 import psutil
 
+from minirl.bounded import Ending
+
+_GRACE_S = 3.0
+_KILLED_S = 5.0
+_KILLED_AT_LEAST_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _logger = logging.getLogger(__name__)
 
@@ -39,17 +44,19 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
-def end_descendants(grace_s: float) -> int:
-    """Ask all descendants to end, kill those that are left after `grace_s` seconds.
+def end_descendants(ending: Ending) -> int:
+    """Ask all descendants to end, kill those that are left after a moment.
+
+    Those that are killed get a moment to vanish, also where `ending` is over by then.
 
     Returns:
         How many had to be killed.
     """
     _signal_all(descendants(), "terminate")
-    _wait_gone(grace_s)
+    _wait_gone(ending.at_most(_GRACE_S))
     left = descendants()
     _signal_all(left, "kill")
-    _wait_gone(5.0)
+    _wait_gone(max(_KILLED_AT_LEAST_S, ending.at_most(_KILLED_S)))
     return len(left)
 
 

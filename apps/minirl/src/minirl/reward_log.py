@@ -1,12 +1,17 @@
 """What a reward function prints: kept aside until the run has a directory for it."""
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from rl_core.errors import in_one_line
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,7 +36,10 @@ def reward_log() -> Iterator[RewardLog]:
     try:
         yield log
     finally:
-        if log.target is not None and log.path.stat().st_size > 0:
-            shutil.move(log.path, log.target)
-        else:
+        try:
+            if log.target is not None and log.path.stat().st_size > 0:
+                shutil.move(log.path, log.target)
+        except OSError as error:
+            _logger.warning("%s is not written: %s", log.target, in_one_line(error))
+        finally:
             log.path.unlink(missing_ok=True)

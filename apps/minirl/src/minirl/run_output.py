@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +18,9 @@ from minirl.reporters import Reporters
 from minirl.run_records import METRICS, TRAJECTORIES
 from minirl.run_state import NOTHING_DONE, RunState
 from minirl.trajectories import Trajectory
-from rl_core.errors import ConfigError
+from rl_core.errors import ConfigError, in_one_line
+
+_logger = logging.getLogger(__name__)
 
 
 def create_run_dir(configured: str | None) -> Path:
@@ -122,9 +125,12 @@ class RunOutput:
         figure.savefig(self.path / "reward.png", dpi=120)
 
     def close(self) -> None:
-        """Flush and close the files."""
-        self._metrics.close()
-        self._trajectories.close()
+        """Flush and close the files; what a full disk does not take is told, not raised."""
+        for file in (self._metrics, self._trajectories):
+            try:
+                file.close()
+            except OSError as error:
+                _logger.warning("The end of %s is not written: %s", file.name, in_one_line(error))
         self._reporters.close()
 
     def __enter__(self) -> "RunOutput":

@@ -5,9 +5,11 @@ import logging
 import secrets
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from minirl.bounded import bounded
+from minirl.bounded import Ending, bounded
 from minirl.business_log import ConsoleHandler, LogServer, attach
 from minirl.config import MiniRLConfig
 from minirl.devices import REMEDY, unused_accelerator
@@ -26,7 +28,7 @@ from minirl.reward_log import reward_log
 from minirl.run_output import RunOutput, create_run_dir, open_run_dir, run_lock
 from minirl.system import RLSystem
 from minirl.task_data import load_task_data
-from minirl.trainer import Trainer
+from minirl.trainer import Evaluation, Trainer
 from minirl.worker_process import ProcessSettings
 from rl_core.channel import new_key
 from rl_core.errors import in_one_line
@@ -34,8 +36,7 @@ from rl_core.logs import kv
 
 _logger = logging.getLogger(__name__)
 
-STOP_S = 12.0
-_GRACE_S = 3.0
+_STOP_S = 12.0
 _SETTLE_S = 5.0
 _HIGH_LR = 1e-4
 
@@ -50,6 +51,7 @@ class TaskRunner:
     def __init__(self, config: MiniRLConfig) -> None:
         self._config = config
         self._started = time.monotonic()
+        self._end = Ending()
 
     def run(self) -> int:
         """The exit code: 0, 1 after a failure, 128 + n after signal n. ConfigError comes out."""
@@ -105,18 +107,19 @@ class TaskRunner:
         except Interrupted as interruption:
             status, code = "interrupted", SIGNAL_BASE + interruption.number
             _logger.error("Run interrupted by %s", interruption)  # noqa: TRY400
-        except Exception as error:  # noqa: BLE001  (the edge of the process)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the edge of the process)
             # One line for the person; the trace is in the driver's log file.
-            traceback.print_exc()
             _logger.error("Run failed: %s: %s", type(error).__name__, in_one_line(error))  # noqa: TRY400
+            _written("trace", traceback.print_exc)
         finally:
             # Until all that is temporary has been removed, which is further out.
             self._ending.enter_context(uninterrupted())
             with contextlib.ExitStack() as end:
-                end.callback(end_descendants, _GRACE_S)
+                end.callback(end_descendants, self._end)
                 end.callback(parts.close)
                 self._settle()
-                self._write_summary(output, status)
+                if not self._write_results(output, status) and code == 0:
+                    status, code = "failed", 1
                 _logger.info("Run finished: %s", kv(status=status, run_dir=output.path))
         return code
 
@@ -126,15 +129,15 @@ class TaskRunner:
         self._tell_resumption()
         cluster = self._config.cluster
         host = None if cluster.ray_address is None else _own_address()
-        session = ray_session(cluster, self._plan.device, self._plan.slots, self._directory)
-        parts.enter_context(session)
+        parts.enter_context(
+            ray_session(cluster, self._plan.device, self._plan.slots, self._directory, self._end)
+        )
         log_server = parts.enter_context(contextlib.closing(LogServer(new_key(), host)))
-        with interrupting():  # again: Ray has put a handler of its own in place
-            settings = ProcessSettings(str(output.path / "logs"), log_server.address)
-            self._system = RLSystem(self._plan, settings)
-            parts.callback(self._stop)
-            self._system.start(output, run_id=secrets.token_hex(8))
-            self._loop(output)
+        settings = ProcessSettings(str(output.path / "logs"), log_server.address)
+        self._system = RLSystem(self._plan, settings)
+        parts.callback(self._stop)
+        self._system.start(output, run_id=secrets.token_hex(8))
+        self._loop(output)
 
     def _tell_resumption(self) -> None:
         resumption = self._resumption
@@ -157,7 +160,7 @@ class TaskRunner:
         """
         _logger.info("Shutting down actors.")
         if self._config.cluster.ray_address is not None or is_running("gcs_server"):
-            bounded(self._system.shutdown, STOP_S, "shutdown")
+            bounded(self._system.shutdown, self._end.at_most(_STOP_S), "shutdown")
 
     def _loop(self, output: RunOutput) -> None:
         if self._config.trainer.mock:
@@ -178,14 +181,25 @@ class TaskRunner:
     def _settle(self) -> None:
         """After a failure, too, what is nearly written is worth a moment."""
         trainer = getattr(self, "_trainer", None)
+        limit = self._end.at_most(_SETTLE_S)
         if trainer is not None:
-            bounded(lambda: trainer.settle(_SETTLE_S), _SETTLE_S, "settle")
+            bounded(lambda: trainer.settle(limit), limit, "settle")
 
-    def _write_summary(self, output: RunOutput, status: str) -> None:
-        system = getattr(self, "_system", None)
+    def _write_results(self, output: RunOutput, status: str) -> bool:
+        """Summary and reward curve; whether the summary is written."""
         trainer = getattr(self, "_trainer", None)
-        sync = getattr(system, "weight_sync", None)
         evaluations = trainer.evaluations if trainer is not None else []
+        summary = self._summary(output, status, evaluations)
+        written = _written("summary", lambda: output.write_summary(summary))
+        if output.rewards:
+            points = [(item.step, item.reward) for item in evaluations]
+            _written("reward curve", lambda: output.plot_rewards(points))
+        return written
+
+    def _summary(
+        self, output: RunOutput, status: str, evaluations: Sequence[Evaluation]
+    ) -> dict[str, Any]:
+        sync = getattr(getattr(self, "_system", None), "weight_sync", None)
         summary = {
             "status": status,
             "mode": self._config.cluster.mode,
@@ -198,9 +212,17 @@ class TaskRunner:
         }
         if evaluations:
             summary["eval"] = {"first": evaluations[0], "last": evaluations[-1]}
-        output.write_summary(summary)
-        if output.rewards:
-            output.plot_rewards([(item.step, item.reward) for item in evaluations])
+        return summary
+
+
+def _written(what: str, write: Callable[[], object]) -> bool:
+    """Whether that could be written; a full disk is told, not raised."""
+    try:
+        write()
+    except OSError as error:
+        _logger.error("The %s is not written: %s", what, in_one_line(error))  # noqa: TRY400
+        return False
+    return True
 
 
 def _recorded(plan: RunPlan) -> RecordedSamples | None:
