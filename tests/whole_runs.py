@@ -187,62 +187,8 @@ class Runner:
 
 ONE_ACTOR = ("cluster.actor.n_gpus_per_node=1", "actor.engine_config.fsdp_size=1")
 
-DYING = ROOT / "tests" / "dying_run.py"
 ENDED_S = 30.0
-
-
-OBITUARIES = {
-    "actor": "actor rank 0 died",
-    "checkpoint_worker": "checkpoint_worker rank 0 died",
-    "engine": "the engine died",
-}
-"""What the cause must say of a member that was killed."""
-
-
-class Death:
-    """A run in which one member is killed in its second sync, and how it ended.
-
-    Attributes:
-        run: the run, ended.
-        seconds: from the death to the end; infinite if nobody died.
-    """
-
-    def __init__(
-        self, runner: Runner, transport: str, member: str, point: str, directory: Path
-    ) -> None:
-        """`point` is one of tests/dying_run.py."""
-        moment = directory / "moment"
-        mode = () if transport == "fused" else ("config=separate",)
-        if mode:
-            mode += (f"checkpoint_engine.backend={transport}",)
-        self.run = runner.start(
-            f"{member}:{point}",
-            str(moment),
-            *mode,
-            f"checkpoint_engine.root_dir={directory / 'exchange'}",
-            "trainer.total_training_steps=4",
-            "checkpoint_engine.update_weights_bucket_megabytes=1",
-            "data.eval_size=0",
-            program=DYING,
-        ).finish(200)
-        self._obituary = OBITUARIES[member]
-        self.seconds = math.inf
-        if moment.exists():
-            self.seconds = time.time() - float(moment.read_text())
-        self.left = self.run.left()
-
-    @property
-    def causes(self) -> list[str]:
-        return [line for line in self.run.lines if "Run failed" in line]
-
-    @property
-    def ended_well(self) -> bool:
-        good = self.run.code == 1 and len(self.causes) == 1 and not self.left
-        return good and self.seconds <= ENDED_S and self._obituary in self.causes[0]
-
-    def __str__(self) -> str:
-        return f"{self.seconds:5.1f} s, code {self.run.code}, left {self.left}: {self.causes}"
-
+"""Within which a run has to end once a member has died."""
 
 VERIFIED = (
     "checkpoint_engine.debug.verify_light_transfer=true",

@@ -1,33 +1,115 @@
 """Kill one member at each point of a sync, over every transport, and print how the run ended.
 
-    uv run tools/kill_members.py [fused|hccl|mooncake|disk ...] [actor|checkpoint_worker|engine ...]
+    uv run tools/kill_members.py [TRANSPORT ...] [MEMBER ...] [POINT ...]
+
+Transports: fused, hccl, mooncake, disk (the engine loads the directory), disk_verified (leases of
+what was read and compared with its digests). Members and points: those of `tools/dying_run.py`.
 
 For each combination: seconds from the death to the end of the run, exit code, what it left, and
 the cause that the run printed. Exit code 1 unless each run ended within 30 s with exit code 1 and a
-line that names the dead, and left no process, temporary file or shared memory behind.
+line that names the dead, before its second sync was published, and left no process, temporary file
+or shared memory behind.
 """
 
 import itertools
+import math
+import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import pytest
-from whole_runs import Death, Runner
+from whole_runs import ENDED_S, Runner
 
-MEMBERS = ("actor", "checkpoint_worker", "engine")
+DYING = Path(__file__).with_name("dying_run.py").resolve()
+LIMIT_S = 200
+
+SEPARATE = "config=separate"
+TRANSPORTS = {
+    "fused": (),
+    "hccl": (SEPARATE, "checkpoint_engine.backend=hccl"),
+    "mooncake": (SEPARATE, "checkpoint_engine.backend=mooncake"),
+    "disk": (SEPARATE, "checkpoint_engine.backend=disk"),
+    "disk_verified": (
+        SEPARATE,
+        "checkpoint_engine.backend=disk",
+        "checkpoint_engine.debug.verify_light_transfer=true",
+    ),
+}
+"""Arguments of the runs."""
+
+MEMBERS = {
+    "actor_0": "actor rank 0 died",
+    "actor_1": "actor rank 1 died",
+    "checkpoint_worker": "checkpoint_worker rank 0 died",
+    "engine": "the engine died",
+    "server": r"replica 0\.\w+ died",
+}
+"""What the cause must say of a member that was killed, as a regular expression."""
+
 POINTS = ("prepare", "midway", "end", "loading")
-TRANSPORTS = ("fused", "hccl", "mooncake", "disk")
+PUBLISHED = "Weight sync finished: sync_index=2,"
+
+
+class Death:
+    """A run in which one member is killed in its second sync, and how it ended.
+
+    Attributes:
+        run: the run, ended.
+        seconds: from the death to the end; infinite if nobody died.
+        left: what outlived the run.
+    """
+
+    def __init__(
+        self, runner: Runner, transport: str, member: str, point: str, directory: Path
+    ) -> None:
+        moment = directory / "moment"
+        self.run = runner.start(
+            f"{member}:{point}",
+            str(moment),
+            *TRANSPORTS[transport],
+            f"checkpoint_engine.root_dir={directory / 'exchange'}",
+            "trainer.total_training_steps=4",
+            "checkpoint_engine.update_weights_bucket_megabytes=1",
+            "data.eval_size=0",
+            program=DYING,
+        ).finish(LIMIT_S)
+        self._obituary = MEMBERS[member]
+        self.seconds = math.inf
+        if moment.exists():
+            self.seconds = time.time() - float(moment.read_text())
+        self.left = self.run.left()
+
+    @property
+    def causes(self) -> list[str]:
+        """What the run says it ended of."""
+        return [line for line in self.run.lines if "Run failed" in line]
+
+    @property
+    def ended_well(self) -> bool:
+        """As the module says."""
+        named = len(self.causes) == 1 and re.search(self._obituary, self.causes[0]) is not None
+        in_time = self.seconds <= ENDED_S and PUBLISHED not in self.run.log
+        return named and in_time and self.run.code == 1 and not self.left
+
+    def __str__(self) -> str:
+        late = " after the sync" if PUBLISHED in self.run.log else ""
+        how = f"{self.seconds:5.1f} s{late}, code {self.run.code}, left {self.left}"
+        return f"{how}: {self.causes}"
 
 
 def main() -> int:
     """Exit code 1 if any run ended badly."""
     good = True
-    transports = [word for word in sys.argv[1:] if word in TRANSPORTS] or TRANSPORTS
-    members = [word for word in sys.argv[1:] if word in MEMBERS] or MEMBERS
-    for transport, member, point in itertools.product(transports, members, POINTS):
+    known = [list(TRANSPORTS), list(MEMBERS), list(POINTS)]
+    words = sys.argv[1:]
+    if unknown := set(words).difference(*known):
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; known are {known}")
+    chosen = [[name for name in names if name in words] or names for names in known]
+    for transport, member, point in itertools.product(*chosen):
         if transport == "fused" and member == "checkpoint_worker":
             continue
         with tempfile.TemporaryDirectory() as directory:
@@ -39,7 +121,7 @@ def main() -> int:
             else:
                 good = good and death.ended_well
                 line = f"{'ok ' if death.ended_well else 'BAD'} {death}"
-            sys.stdout.write(f"{transport:9} {member:18} {point:8} {line}\n")
+            sys.stdout.write(f"{transport:13} {member:17} {point:8} {line}\n")
             sys.stdout.flush()
             runner.close()
     return 0 if good else 1
