@@ -18,8 +18,8 @@ from holdings import LOOK_S, LOOKS, memory, shared_mappings
 from shared_memory import orphaned_segments
 
 MIB, KIB = 1 << 20, 1 << 10
-PER_SYNC = 32 * KIB
-SLACK = 4 * MIB
+PER_SYNC = 16 * KIB
+SLACK = 2 * MIB
 """What the second half may add to the memory of a process: so much per sync, and what allocators
 take and keep in one go however few syncs it has."""
 

@@ -19,7 +19,9 @@ For the others in separate mode:
     end       in the last lease, before its acknowledgement; a directory was checked and nobody told
     loading   a moment after the last lease came back, or the engine was told to load a directory
 
-The time of the death goes into FILE.
+So that the last point comes before the replica has loaded, or has said so, however fast it is, its
+load takes half a second longer there. The time of the death goes into FILE, that at which the sync
+was published all the same, if it was, into FILE.published.
 """
 
 import os
@@ -27,13 +29,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from minirl import system
+from minirl import system, weight_sync
 from minirl.main import run
+from minirl.sync_log import tell_finished
+from minirl.sync_record import SyncRecord
 from rl_core.interfaces import (
     BucketLease,
     Handle,
@@ -50,7 +54,7 @@ FUSED = "config=separate" not in sys.argv
 ACTORS = ("actor_0", "actor_1")
 FATAL_RANK = 1 if MEMBER == "actor_1" else 0
 FATAL_SYNC = 2
-LATER_S = 0.02
+LATER_S, LONGER_S = 0.02, 0.5
 CALL_S = 20
 
 
@@ -66,6 +70,9 @@ class _Mortal:
         super().init_rollout(backend, config, server, tp_rank)
         state = server.call("live_state", timeout=CALL_S)
         self._pids = {"engine": state["workers"][tp_rank]["pid"], "server": state["pid"]}
+        if POINT == "loading":
+            for name in ("update_weights", "update_weights_from_disk"):
+                setattr(self._adapter, name, _longer(getattr(self._adapter, name)))
 
     def begin(self) -> None:
         """Another sync."""
@@ -82,6 +89,15 @@ class _Mortal:
     def reach_later(self) -> None:
         """The last point, in a moment."""
         threading.Timer(LATER_S, self.reach, ["loading"]).start()
+
+
+def _longer(load: Callable[..., LoadReport]) -> Callable[..., LoadReport]:
+    def loading(*arguments: Any) -> LoadReport:
+        report = load(*arguments)
+        time.sleep(LONGER_S)
+        return report
+
+    return loading
 
 
 class MortalCheckpointWorker(_Mortal, system.CheckpointWorker):
@@ -117,7 +133,7 @@ class MortalCheckpointWorker(_Mortal, system.CheckpointWorker):
             yield lease
         self.reach_later()
 
-    def _before(self, on_exit: Any) -> Any:
+    def _before(self, on_exit: Callable[[], None]) -> Callable[[], None]:
         def reach_and_exit() -> None:
             self.reach("end")
             on_exit()
@@ -185,6 +201,13 @@ class MortalFusedWorker(_MortalActor, system.FusedActorRolloutWorker):
         return super().sync_weights(*arguments)
 
 
+def _tell_finished(record: SyncRecord) -> None:
+    if record.sync_index == FATAL_SYNC:
+        Path(f"{FILE}.published").write_text(str(time.time()))
+    tell_finished(record)
+
+
+weight_sync.tell_finished = _tell_finished
 system.CheckpointWorker = MortalCheckpointWorker
 system.ActorWorker = MortalActor
 system.FusedActorRolloutWorker = MortalFusedWorker

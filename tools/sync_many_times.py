@@ -8,12 +8,12 @@ grew and the process that it grew in, unless the second half is flat, by this ru
 
 - what can be counted (open files, threads, mappings of shared memory, processes, shared memory that
   nobody maps) is at the end no more than it was at the beginning or in the middle;
-- the resident memory of each process grew by at most 32 KiB per sync from the middle to the end,
-  or by 4 MiB, where that is more: allocators take their memory in pieces.
+- the resident memory of each process grew by at most 16 KiB per sync from the middle to the end,
+  or by 2 MiB, where that is more: allocators take their memory in pieces.
 
 So what is made once and kept, in the first half, is a plateau and passes; what is made again and
 again is more at the end than in the middle. The smallest leak of memory that N syncs can show is
-8 MiB / N per sync; the last line says it.
+4 MiB / N per sync (20 KiB of 200); the last line says it.
 """
 
 import contextlib
