@@ -204,7 +204,8 @@ def table(steps: Mapping[str, Sequence[Step]]) -> list[str]:
         )
     lines.append(f"MiniRL / TRL: {ratio(steps):.3f}")
     for name, own in steps.items():
-        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in phases(own).items())
+        shown = {part: f"{seconds:.2f}" for part, seconds in phases(own).items()}
+        parts = ", ".join(f"{part} {text}" for part, text in shown.items() if text != "0.00")
         lines.append(f"{name}, seconds of its phases: {parts}")
     return lines
 
