@@ -46,6 +46,7 @@ from minirl.prompt_file import RawPrompt
 from minirl.smollm2 import fetch_smollm2
 
 TOOLS = Path(__file__).resolve().parent
+DTYPES = ("float32", "bfloat16")
 WARM_UP = 1
 LR = 1e-6
 WORDS = ("one", "of", "the", "old", "men", "had", "seen", "very", "large", "birds", "over", "that")
@@ -271,14 +272,14 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE", help="arguments of minirl")
-    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtype", choices=DTYPES, help="default: one after the other")
     parser.add_argument("--steps", type=int, default=5, help="counted ones")
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="samples of a prompt")
     parser.add_argument("--prompt-tokens", type=int, default=40, help="of each prompt")
     parser.add_argument("--new-tokens", type=int, default=32, help="of each sample")
     parser.add_argument("--trl-batch", type=int, default=8, help="samples of a pass of TRL")
-    parser.add_argument("--trl-weights", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--trl-weights", default="float32", choices=DTYPES)
     parser.add_argument("--model", type=Path, help="default: that of `minirl fetch smollm2`")
     parser.add_argument("--cache", type=Path, default=cache_directory(), help="for TRL")
     parser.add_argument("--out", type=Path, help="write everything there, as JSON")
@@ -292,7 +293,7 @@ def main() -> None:
     model = given.model or fetch_smollm2()
     python = ensure_environment(given.cache.absolute())
     results = []
-    for dtype in given.dtype:
+    for dtype in [given.dtype] if given.dtype else DTYPES:
         with tempfile.TemporaryDirectory() as directory:
             shape = Shape(
                 model=str(model),
@@ -307,7 +308,10 @@ def main() -> None:
                 trl_weights=given.trl_weights if dtype == "bfloat16" else dtype,
                 trl_batch=given.trl_batch,
             )
-            results.append(compare(shape, python, given.extra))
+            try:
+                results.append(compare(shape, python, given.extra))
+            except SideError as error:
+                sys.exit(str(error))
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))
 
