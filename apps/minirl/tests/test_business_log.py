@@ -68,3 +68,13 @@ def test_the_root_logger_is_left_alone(console):
     logging.getLogger("somebody").warning("text")
     assert logging.getLogger().handlers == before
     assert "text" not in console.read_text()
+
+
+def test_a_line_for_a_full_disk_ends_no_run():
+    with open("/dev/full", "w", buffering=1) as stream:
+        handler = ConsoleHandler(stream)
+        handler.emit(logging.makeLogRecord({"msg": "a line"}))
+        with pytest.raises(OSError, match="space"):
+            stream.flush()
+        with pytest.raises(OSError, match="space"):
+            stream.close()

@@ -49,9 +49,10 @@ def test_where_the_trace_is_is_told(monkeypatch, tmp_path, capfd):
 
     def fail(_):
         with redirected_output(tmp_path / "log"):
-            raise OSError("no space")
+            raise OSError(28, "no space", "config.yaml")
 
     monkeypatch.setitem(main.COMMANDS, "train", fail)
     assert main.main([]) == 1
-    told = f"[MiniRL] error: OSError: no space; the trace is in {tmp_path / 'log'}\n"
+    cause = "OSError: [Errno 28] no space: 'config.yaml'"
+    told = f"[MiniRL] error: {cause}; the trace is in {tmp_path / 'log'}\n"
     assert capfd.readouterr().err == told

@@ -124,14 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # of stdout: see `run`
         raise
     except Exception as error:  # noqa: BLE001  (what nobody has foreseen is one line, too)
-        return _unforeseen(error)
+        return _refuse_foreign(error)
 
 
-def _unforeseen(error: Exception) -> int:
+def _refuse_foreign(error: Exception) -> int:
     """One line with where the trace is; in Python's development mode that is here."""
     where = where_traced(error)
-    if isinstance(error, OSError) and error.filename is not None and where is None:
-        # A file that may not be read, a name that is too long.
+    if where is None and isinstance(error, OSError) and error.filename is not None:
+        # Before there was a run: a file that may not be read, a name that is too long.
         return _refuse(f"{error.filename}: {error.strerror}", 2)
     if where is None:
         where = "PYTHONDEVMODE=1 shows the trace"
