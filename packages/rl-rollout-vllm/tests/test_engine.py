@@ -1,8 +1,10 @@
 """What is particular to this engine: CPU patches, load paths, HTTP, the stream's far end."""
 
 import json
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -247,6 +249,23 @@ def test_the_same_batch_gets_the_same_log_probs_bit_for_bit(dense, ask):
 
     first = log_probs()
     assert [log_probs() for _ in range(ROUNDS)] == [first] * ROUNDS
+
+
+def test_a_pause_that_waits_leaves_nobody_behind(dense, ask):
+    """vLLM (0.32) does not wait for requests that it has put back for lack of KV memory."""
+    prompts = [[5 + n % 70, 5 + n // 70] * 245 for n in range(128)]  # 62720 of 65536 tokens
+    long = SamplingParams(0.0, max_tokens=60, ignore_eos=True)
+    adapter = dense.adapters[0]
+    before = adapter.tokens_made(30)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, dense, long, prompts)
+        while adapter.tokens_made(30) - before < 40 * 128 and not running.done():
+            time.sleep(0.01)
+        adapter.pause(PauseMode.WAIT, 60)
+        made = adapter.tokens_made(30) - before
+        adapter.continue_(30)
+        assert [len(one.token_ids) for one in running.result(60)] == [60] * 128
+    assert made % 60 == 0, "a request had begun and not ended"
 
 
 # -- HTTP

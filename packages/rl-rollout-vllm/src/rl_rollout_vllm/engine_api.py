@@ -48,6 +48,9 @@ SHUTDOWN_S = 10.0
 DEATH_POLL_S = 0.5
 """Seconds between two looks whether the engine's core is alive, while it owes an answer."""
 
+TOLD_S = 0.05
+"""Seconds in which the end of a request that the core has told of is seen here."""
+
 DEATH_NOTICED_S = 1.0
 """Seconds within which vLLM notices that its core has died, after a call to it has failed."""
 
@@ -188,6 +191,19 @@ class VllmEngine:
         keep = mode is PauseMode.KEEP
         await self._admission.close()
         await self._ask("pause", "pause_generation", mode=mode.value, clear_cache=not keep)
+        while mode is PauseMode.WAIT and await self._left_behind():
+            await self._ask("go on", "resume_generation")
+            await self._ask("pause", "pause_generation", mode=mode.value, clear_cache=True)
+
+    async def _left_behind(self) -> bool:
+        """Whether requests have begun and not ended, though vLLM has waited for their end.
+
+        It (seen in 0.32) waits for those that hold KV blocks, not for those that it has put back
+        for lack of them. When it goes on they come first, and then have blocks again.
+        """
+        if self.tokens_underway():
+            await asyncio.sleep(TOLD_S)
+        return self.tokens_underway() > 0
 
     async def resume(self) -> None:
         """Schedule again."""
