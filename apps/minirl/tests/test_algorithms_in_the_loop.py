@@ -31,13 +31,14 @@ class Loop:
     """A trainer whose rewards are given, and what it made of them."""
 
     def __init__(self, path, rewards, *overrides):
-        config = load_config([*overrides, *SMALL])
+        config = load_config([*SMALL, *overrides])
         self.updated, self.requests, self._rewards = [], [], iter(rewards)
+        self.called, self._dealt = [], []
         prompts = iter(range(99))
         system = MagicMock()
         system.weight_sync.digest_of.return_value = None
         system.rollout.generate = self._generate
-        system.workers = SimpleNamespace(world_size=2, call_each=self._call_each, call=MagicMock())
+        system.workers = SimpleNamespace(world_size=2, call_each=self._call_each, call=self._call)
         data = MagicMock(held_out=[], decode=lambda sequences: ["x"] * len(sequences))
         data.loader.next_batch = lambda: [self._prompt(next(prompts)) for _ in range(2)]
         with RunOutput(path, config) as output:
@@ -64,13 +65,23 @@ class Loop:
             sample.raw_reward = next(self._rewards)
 
     def _call_each(self, method, arguments, *, timeout_s):
-        given = [arguments(rank)[0] for rank in range(2)]
+        given = self._dealt = [arguments(rank)[0] for rank in range(2)]
+        self.called.append(method)
         if method == "update_policy":
             self.updated += [sample for part in given for sample in part]
             return [{"loss": 0.0, "grad_norm": 0.0}] * 2
         assert (method, timeout_s) == ("compute_log_prob", 7200.0)
+        return self._scores()
+
+    def _call(self, method, *_, timeout_s):
+        if method == "tells_update_scores":
+            return [True, True]
+        self.called.append(method)
+        return self._scores() if method == "update_scores" else None
+
+    def _scores(self):
         scores = LogProbs([-1.0] * LENGTH, [0.5] * LENGTH, [0.25] * LENGTH)
-        return [[scores for _ in part] for part in given]
+        return [[scores for _ in part] for part in self._dealt]
 
 
 PROMPT = Prompt(index=0, text="say 1:", messages=[], is_chat=False, prompt_ids=[1], columns={})
@@ -114,6 +125,29 @@ def test_without_dynamic_sampling_every_group_is_trained_on(tmp_path):
     loop = Loop(tmp_path, [1, 1, 0, 2], "config=dr_grpo")
     assert advantages(loop) == {1: [0.0, 0.0], 2: [-1.0, 1.0]}
     assert not [name for name in loop.metrics if name.startswith(("filter_groups", "rollout_is"))]
+
+
+APART = ["compute_log_prob", "update_policy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "called"),
+    [
+        ("algorithm.ppo_mini_batch_size=4", ["update_policy", "update_scores"]),
+        ("algorithm.ppo_mini_batch_size=2", APART),
+        ("algorithm.ppo_epochs=2", APART),
+        ("algorithm.recompute_old_log_probs=true", APART),
+        ("algorithm.rollout_correction.rollout_is=token", APART),
+        ("algorithm.adv_estimator=ppo", APART),
+    ],
+)
+def test_old_log_probs_are_computed_where_the_update_does_not_tell_them(tmp_path, given, called):
+    loop = Loop(tmp_path, [1, 1, 0, 2], given)
+    assert loop.called == called
+    assert loop.metrics["old_log_probs/recomputed"] == float(called is APART)
+    assert {sample.old_log_probs is None for sample in loop.updated} == {called is not APART}
+    assert loop.metrics["rollout_train_logprob_diff/mean"] == 1.0
+    assert loop.metrics["entropy"] == 0.5
 
 
 def test_what_is_trained_on_is_the_reward_less_what_its_length_costs(tmp_path):

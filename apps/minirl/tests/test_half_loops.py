@@ -77,7 +77,10 @@ class Parts:
         return [[LogProbs([-1.0, -1.0], [0.5, 0.5]) for _ in part] for part in given]
 
     def call(self, method, *_arguments, timeout_s):
+        if method == "tells_update_scores":
+            return [False] * self.world_size
         self.asked.append(method)
+        return None
 
 
 def lines(path, name):

@@ -110,6 +110,42 @@ def test_the_gradient_depends_on_neither_ranks_nor_batches(
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("shared", "steps"), [(False, 1), (True, 1), (True, 2)])
+def test_an_update_of_one_step_tells_the_log_probs_before_it(
+    shared, steps, ranks, models, settings, make_samples
+):
+    """Those that a pass of its own computes, of the tokens in the loss."""
+    samples = ended_in_every_way(make_samples(7, old=True, ref=True, temperature=0.7))
+    samples = [msgspec.structs.replace(item, old_log_probs=None) for item in samples]
+    shares = split(in_groups(samples, [4, 3]), 2)
+    engine = {"share_prefixes": shared, "ppo_max_token_len_per_gpu": 60}
+    loss = {"ppo_mini_batch_size": -(-len(samples) // steps)}
+    config = settings(models("dense"), 2, engine=engine, loss=loss, optimizer={"lr": 0.01})
+    results = ranks.run(
+        2,
+        config,
+        lambda rank: [
+            ("initialize",),
+            ("update_scores",),
+            ("compute_log_prob", shares[rank]),
+            ("update_policy", shares[rank]),
+            ("update_scores",),
+            ("compute_log_prob", shares[rank]),
+        ],
+    )
+    for share, (_, nothing, before, _, told, after) in zip(shares, results, strict=True):
+        assert nothing is None
+        if steps > 1:
+            assert told is None
+            continue
+        for sample, old, new, scores in zip(share, before, after, told, strict=True):
+            where = [offset for offset, mask in enumerate(sample.loss_mask) if mask]
+            assert scores.log_probs == pytest.approx([old.log_probs[n] for n in where], abs=1e-5)
+            assert scores.entropy == pytest.approx([old.entropy[n] for n in where], abs=1e-5)
+            if where:
+                assert scores.log_probs != pytest.approx([new.log_probs[n] for n in where], 1e-3)
+
+
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_no_element_is_published_as_it_was_once_it_is_perturbed(wire, ranks, models, settings):
     """Norms around 1 would lose a small delta in bfloat16."""

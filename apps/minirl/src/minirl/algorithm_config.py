@@ -70,3 +70,6 @@ class AlgorithmConfig:
     ppo_epochs: int = 1
     ppo_mini_batch_size: int | None = None
     """Samples per optimizer step, over all ranks; null takes the whole batch."""
+    recompute_old_log_probs: bool = False
+    """Compute log-probabilities before the update in a pass of their own, also where its single
+    optimizer step on all samples tells them."""

@@ -20,7 +20,8 @@ def step_metrics(
     Args:
         samples: scored samples, all that were generated.
         trained: those that were trained on.
-        old: the trainer's log-probabilities before the update, one per sample trained on.
+        old: the trainer's log-probabilities before the update, one per sample trained on; at least
+            of those in the loss.
         update: what the train engine reported.
     """
     differences = _differences(trained, old)
@@ -46,11 +47,11 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _differences(samples: Sequence[Sample], old: Sequence[LogProbs]) -> list[float]:
-    """|rollout's - trainer's| log-probability of every token that the same version sampled."""
+    """|rollout's - trainer's| log-probability of every token in the loss."""
     return [
         abs(rollout - trained)
         for sample, item in zip(samples, old, strict=True)
-        if sample.completion.finish_reason != "abort"
+        if any(sample.loss_mask)
         for rollout, trained in zip(sample.completion.log_probs, item.log_probs, strict=True)
     ]
 

@@ -10,12 +10,12 @@ from statistics import fmean
 import msgspec
 
 from minirl.advantages import estimate_advantages
-from minirl.batching import deal, gather
 from minirl.checkpoints import WRITE_TIMEOUT_S
 from minirl.config import MiniRLConfig
 from minirl.gae import with_critic
 from minirl.group_filter import keep_informative
 from minirl.overlong import shape_rewards
+from minirl.policy_passes import STEP_TIMEOUT_S, PolicyPasses
 from minirl.prompts import Prompt
 from minirl.resume import FRESH, Beginning
 from minirl.rollout_correction import corrected
@@ -32,8 +32,6 @@ from rl_core.trajectory import LogProbs, TrainSample
 from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
-
-STEP_TIMEOUT_S = 7200.0
 
 Progress = Callable[[int, str, float | None], None]
 
@@ -75,6 +73,7 @@ class Trainer:
         self._version = PolicyVersion(beginning.epoch, 0)
         self._published_step = done.step
         self._samples_seen = done.samples
+        self._passes = PolicyPasses(config, system.workers)
         self._saved = SavedRun(config, data, output, system, beginning)
 
     def fit(self) -> None:
@@ -115,12 +114,12 @@ class Trainer:
         with self._phase(timer, step, "sync"):
             self._release(step)
         with self._phase(timer, step, "old_log_prob"):
-            old = self._compute_log_probs(batch)
-            batch, estimates = self._with_estimates(batch, trained, old)
+            before = self._passes.before_update(batch)
+            batch, estimates = self._with_estimates(batch, trained, before)
         with self._phase(timer, step, "ref"):
-            batch = self._with_reference(batch)
+            batch = self._passes.with_reference(batch)
         with self._phase(timer, step, "update_actor"):
-            update = self._update(batch, old)
+            update, old = self._passes.update(batch, before)
         return {
             **step_metrics(samples, trained, old, update),
             **collection_metrics(samples, self._config),
@@ -153,9 +152,17 @@ class Trainer:
         shape_rewards(samples, longest, self._config.reward.overlong_buffer)
 
     def _with_estimates(
-        self, batch: Sequence[TrainSample], samples: Sequence[Sample], old: Sequence[LogProbs]
+        self,
+        batch: Sequence[TrainSample],
+        samples: Sequence[Sample],
+        old: Sequence[LogProbs] | None,
     ) -> tuple[list[TrainSample], dict[str, float]]:
-        """The batch with what follows from the policy before the update, and its metrics."""
+        """The batch with what follows from the policy before the update, and its metrics.
+
+        Nothing does where that is None.
+        """
+        if old is None:
+            return list(batch), {}
         algorithm = self._config.algorithm
         weighed, weights = corrected(batch, samples, old, algorithm.rollout_correction)
         valued, critic = with_critic(weighed, samples, old, algorithm)
@@ -196,50 +203,6 @@ class Trainer:
         values = estimate_advantages(self._config.algorithm, rewards, groups, lengths)
         for sample, value in zip(samples, values, strict=True):
             sample.advantage = value
-
-    def _compute_log_probs(self, batch: Sequence[TrainSample]) -> list[LogProbs]:
-        dealt = self._deal(batch)
-        results = self._system.workers.call_each(
-            "compute_log_prob",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
-        return gather(dealt, results)
-
-    def _with_reference(self, batch: Sequence[TrainSample]) -> list[TrainSample]:
-        """Samples with the reference's log-probabilities, if a KL term needs them."""
-        if self._config.algorithm.kl_coef == 0:
-            return list(batch)
-        dealt = self._deal(batch)
-        results = self._system.workers.call_each(
-            "compute_ref_log_prob",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
-        return [
-            msgspec.structs.replace(sample, ref_log_probs=log_probs)
-            for sample, log_probs in zip(batch, gather(dealt, results), strict=True)
-        ]
-
-    def _update(self, batch: Sequence[TrainSample], old: Sequence[LogProbs]) -> dict[str, float]:
-        batch = [
-            msgspec.structs.replace(sample, old_log_probs=log_probs.log_probs)
-            for sample, log_probs in zip(batch, old, strict=True)
-        ]
-        dealt = self._deal(batch)
-        metrics: list[dict[str, float]] = self._system.workers.call_each(
-            "update_policy",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
-        return metrics[0]
-
-    def _deal(self, batch: Sequence[TrainSample]) -> list[list[int]]:
-        mini_batch = self._config.algorithm.ppo_mini_batch_size or len(batch) or 1
-        lengths = [sample.num_tokens for sample in batch]
-        shared = self._config.actor.engine_config.share_prefixes
-        prompts = [tuple(sample.prompt_ids) for sample in batch] if shared else None
-        return deal(lengths, self._system.workers.world_size, mini_batch, prompts)
 
     def _is_sync_step(self, step: int) -> bool:
         trainer = self._config.trainer

@@ -22,6 +22,7 @@ from rl_core.interfaces import (
     SupportsCheckpointBehind,
     SupportsPerturbation,
     SupportsReference,
+    SupportsUpdateScores,
     TensorStream,
     TrainEngine,
     TransferReport,
@@ -81,6 +82,15 @@ class ActorWorker(TransferMember, LiveMember):
         metrics = self.engine.update_policy(samples)
         self.engine.offload()
         return metrics
+
+    def tells_update_scores(self) -> bool:
+        """Whether the train engine has `update_scores`."""
+        return isinstance(self.engine, SupportsUpdateScores)
+
+    def update_scores(self) -> list[LogProbs] | None:
+        """What the policy before the last update says of its loss tokens; see the interface."""
+        engine = self.engine
+        return engine.update_scores() if isinstance(engine, SupportsUpdateScores) else None
 
     def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
         """Structure of the weights as they would be sent. Local."""

@@ -105,6 +105,13 @@ class FsdpTrainEngine(TrainEngine):
         with collective("update_policy"):
             return parts.update.run(samples)
 
+    def update_scores(self) -> list[LogProbs] | None:
+        """What the policy before the last `update_policy` says of its loss tokens. Local.
+
+        A list for each of this rank's samples, or None after several optimizer steps.
+        """
+        return self._initialized().update.scores
+
     def manifest(self, version: PolicyVersion, run_id: str) -> Manifest:
         """Structure of what `get_per_tensor_param` yields. Local, equal on all ranks."""
         return self._ready().full_tensors.manifest(version, run_id)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rl_core.trajectory import TrainSample
     from rl_train_fsdp.micro_batches import Batching
-    from rl_train_fsdp.policy import Policy
+    from rl_train_fsdp.policy import Policy, TokenScores
     from rl_train_fsdp.process_group import ProcessGroup
     from rl_train_fsdp.rows import Row
 
@@ -44,15 +44,20 @@ def score(
             batch = MicroBatch.pack(samples, rows, loss_only=False)
         with torch.no_grad():
             scored = policy(batch.to(device))
-        log_probs, entropy = _split(scored.log_probs, batch), _split(scored.entropy, batch)
-        values: list[list[float]] | list[None] = [None] * len(batch.counts)
-        if scored.values is not None:
-            values = _split(scored.values, batch)
-        columns = zip(log_probs, entropy, values, strict=True)
-        for index, (of_token, nats, value) in zip(batch.indices, columns, strict=True):
-            scores[index] = LogProbs(of_token, nats, value)
+        for index, found in scores_by_sample(scored, batch).items():
+            scores[index] = found
     return scores
 
 
+def scores_by_sample(scored: TokenScores, batch: MicroBatch) -> dict[int, LogProbs]:
+    """The tokens' scores on the host, by the index of their sample."""
+    log_probs, entropy = _split(scored.log_probs, batch), _split(scored.entropy, batch)
+    values: list[list[float]] | list[None] = [None] * len(batch.counts)
+    if scored.values is not None:
+        values = _split(scored.values, batch)
+    columns = zip(log_probs, entropy, values, strict=True)
+    return {index: LogProbs(*column) for index, column in zip(batch.indices, columns, strict=True)}
+
+
 def _split(column: torch.Tensor, batch: MicroBatch) -> list[list[float]]:
-    return [part.tolist() for part in column.cpu().split(batch.counts)]
+    return [part.tolist() for part in column.detach().cpu().split(batch.counts)]

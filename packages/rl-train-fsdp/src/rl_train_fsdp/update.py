@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from rl_core.errors import NonFiniteError
+from rl_core.trajectory import LogProbs
 from rl_train_fsdp.losses import METRICS, LossInputs, policy_loss
 from rl_train_fsdp.micro_batches import MicroBatch
 from rl_train_fsdp.mini_batches import (
@@ -19,7 +20,7 @@ from rl_train_fsdp.mini_batches import (
     token_weight,
 )
 from rl_train_fsdp.schedules import learning_rate
-from rl_train_fsdp.scoring import padded_plan, score
+from rl_train_fsdp.scoring import padded_plan, score, scores_by_sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Progress:
-    """Sums over the optimizer steps of one iteration."""
+    """What the optimizer steps of one iteration leave.
+
+    Attributes:
+        sums: of `METRICS`.
+        grad_norms: one a step.
+        scores: by the policy before each step, by the position of the sample among the step's.
+    """
 
     sums: torch.Tensor = field(default_factory=lambda: torch.zeros(len(METRICS)))
     grad_norms: list[float] = field(default_factory=list)
+    scores: dict[int, LogProbs] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,6 +63,8 @@ class PolicyUpdate:
         accumulate: keep full gradients over the micro-batches of a step and reduce them once,
             instead of reducing after each.
         iteration: updates done so far: the step of the learning-rate schedule.
+        scores: of the last iteration's samples by the policy before it, loss tokens only; None
+            if it took several optimizer steps.
     """
 
     policy: Policy
@@ -65,6 +75,7 @@ class PolicyUpdate:
     batching: Batching
     accumulate: bool
     iteration: int = 0
+    scores: list[LogProbs] | None = None
 
     def run(self, samples: Sequence[TrainSample]) -> dict[str, float]:
         """All epochs and mini-batches on this rank's samples; metrics over all ranks. Collective.
@@ -77,12 +88,16 @@ class PolicyUpdate:
         samples = self._with_old_log_probs(samples, on_policy=steps * epochs == 1)
         lr = learning_rate(self.config.optimizer, self.iteration)
         progress = _Progress()
+        self.scores = None
         minis = [[samples[index] for index in part] for part in split_evenly(len(samples), steps)]
         sizes = self.group.sum(torch.stack([loss_sizes(mini) for mini in minis]))
         for _ in range(epochs):
             for mini, size in zip(minis, sizes, strict=True):
                 self._step(mini, size, lr, progress)
         self.iteration += 1
+        if steps * epochs == 1:
+            none = LogProbs([], [])
+            self.scores = [progress.scores.get(index, none) for index in range(len(samples))]
         return self._metrics(progress, lr)
 
     def _with_old_log_probs(
@@ -113,11 +128,15 @@ class PolicyUpdate:
         if sizes[0] == 0:
             return
         self.optimizer.zero_grad()
-        samples = [sample for sample in samples if any(sample.loss_mask)]
+        learned = [index for index, sample in enumerate(samples) if any(sample.loss_mask)]
+        samples = [samples[index] for index in learned]
         plan = padded_plan(self.batching.plan(samples, loss_only=True), self.group)
+        progress.scores.clear()
         for number, rows in enumerate(plan):
             self._synchronise(last=number == len(plan) - 1)
-            progress.sums += self._accumulate(samples, rows, sizes)
+            sums, scores = self._accumulate(samples, rows, sizes)
+            progress.sums += sums
+            progress.scores |= {learned[index]: scored for index, scored in scores.items()}
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             msg = (
@@ -136,8 +155,8 @@ class PolicyUpdate:
 
     def _accumulate(
         self, samples: Sequence[TrainSample], rows: Sequence[Row], sizes: torch.Tensor
-    ) -> torch.Tensor:
-        """Add one micro-batch's gradient; its metric sums, on the host."""
+    ) -> tuple[torch.Tensor, dict[int, LogProbs]]:
+        """Add one micro-batch's gradient; on the host its metric sums, and scores by sample."""
         batch = MicroBatch.empty()
         if rows:
             batch = MicroBatch.pack(samples, rows, loss_only=True)
@@ -148,7 +167,7 @@ class PolicyUpdate:
         loss, metrics = policy_loss(scores, inputs, self.config.loss)
         # FSDP averages over the ranks; the weights already divide by what all ranks have.
         (loss * self.group.place.world_size).backward()
-        return metrics.cpu()
+        return metrics.cpu(), scores_by_sample(scores, batch)
 
     def _metrics(self, progress: _Progress, lr: float) -> dict[str, float]:
         sums = self.group.sum(progress.sums.double())

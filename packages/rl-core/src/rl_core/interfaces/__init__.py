@@ -37,6 +37,7 @@ from rl_core.interfaces.training import (
     SupportsParameterCount,
     SupportsPerturbation,
     SupportsReference,
+    SupportsUpdateScores,
     TrainBackend,
     TrainEngine,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "SupportsPerturbation",
     "SupportsProgress",
     "SupportsReference",
+    "SupportsUpdateScores",
     "TensorStream",
     "TrainBackend",
     "TrainEngine",

@@ -108,6 +108,19 @@ class SupportsReference(Protocol):
 
 
 @runtime_checkable
+class SupportsUpdateScores(Protocol):
+    """A train engine that tells what it computed on its way through an update."""
+
+    def update_scores(self) -> list[LogProbs] | None:
+        """What the policy before the last `update_policy` says of that update's samples. Local.
+
+        Of each sample's tokens with loss mask 1, and without a pass of its own. None if the update
+        took several optimizer steps (the later ones saw another policy), or there was none.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsCheckpointBehind(Protocol):
     """A train engine that writes checkpoints while the training goes on."""
 
