@@ -80,7 +80,9 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, wrong):
     path = write(tmp_path / "p.parquet", columns)
     with pytest.raises(ConfigError, match=message) as caught:
         read_prompt_file(path, "prompt")
+    assert str(caught.value).count(str(path)) == 1
     assert str(caught.value).startswith(str(path))
+    assert "cannot be read" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

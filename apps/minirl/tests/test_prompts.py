@@ -138,6 +138,12 @@ def test_an_empty_file(tmp_path, content):
         read_prompt_file(tmp_path / "p.jsonl", "prompt")
 
 
+def test_the_mark_that_some_editors_put_before_a_text_is_none_of_it(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    assert [item.text for item in read_prompt_file(path, "prompt")] == ["a"]
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing\.jsonl: cannot be read"):
         read_prompt_file(tmp_path / "nothing.jsonl", "prompt")
@@ -163,6 +169,21 @@ def test_the_length_check_misses_none(tokenizer, tmp_path_factory, lengths, limi
         assert not fits
     else:
         assert fits
+
+
+def test_what_a_template_adds_depends_on_the_roles(tokenizer, tmp_path, monkeypatch):
+    """Many put a system message in front of a chat that has none; here nine tokens."""
+    added = "{% if messages[0].role != 'system' %}" + 9 * "<|user|>" + "{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", added + tokenizer.chat_template)
+    chats = [
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}],
+        [{"role": "user", "content": "y" * 10}],
+    ]
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": chat} for chat in chats])
+    with pytest.raises(ConfigError, match=r"p\.jsonl:2: the prompt has 22 tokens"):
+        load_prompts(settings_with(path=path, max_prompt_length=21), tokenizer, seed=1)
+    train = load_prompts(settings_with(path=path, max_prompt_length=22), tokenizer, seed=1).train
+    assert len(train[1].prompt_ids) == 22
 
 
 def long_and_short(tmp_path):
@@ -237,13 +258,27 @@ def test_held_out_lines_are_never_trained_on(tokenizer, tmp_path_factory, seed, 
     assert [item.index for item in again.held_out] == [item.index for item in held_out]
 
 
-def test_an_evaluation_file_of_its_own(tokenizer, tmp_path):
+def test_an_evaluation_file_of_its_own(tokenizer, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "minirl")
     path = write_jsonl(tmp_path / "train.jsonl", [{"prompt": f"p{n}"} for n in range(6)])
     other = write_jsonl(tmp_path / "eval.jsonl", [{"prompt": f"p{n}"} for n in (4, 9)])
     options = settings_with(path=path, eval_path=other, eval_size=4)
     train, held_out = load_prompts(options, tokenizer, seed=1)
     assert [item.text for item in held_out] == ["p4", "p9", "p4", "p9"]
     assert [item.text for item in train] == ["p0", "p1", "p2", "p3", "p5"]
+    assert "eval.jsonl" not in caplog.text
+    options.eval_size = 1
+    assert [item.text for item in load_prompts(options, tokenizer, seed=1).held_out] == ["p4"]
+    assert "eval.jsonl: the first 1 of 2 prompts" in caplog.text
+
+
+def test_chats_with_other_roles_are_other_prompts(tokenizer, tmp_path):
+    def digest(*roles):
+        chat = [{"role": role, "content": "x"} for role in roles]
+        path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": chat}])
+        return load_prompts(settings_with(path=path), tokenizer, seed=1).train.digest
+
+    assert digest("system", "user") == digest("system", "user") != digest("user", "user")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ WRONG = {
     "prompts = [object()]": "TypeError: .*object",
     "prompts = []": "task.py prompts: there are no prompts in it",
     "prompts = ['a', {'promt': 'b'}]": r"prompts\[1\]: no key 'prompt' .*nearest is 'promt'",
+    "prompts = [{'prompt': 'a', 3: 4}]": r"prompts\[0\]: the key 3 is no text",
     "prompts = ['a']; eval_prompts = [3]": r"eval_prompts\[0\]: the prompt is neither",
 }
 

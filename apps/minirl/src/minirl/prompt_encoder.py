@@ -48,5 +48,10 @@ def plain_text(raw: RawPrompt) -> str:
 
 
 def num_bytes(raw: RawPrompt) -> int:
-    """Bytes of the contents: a tokenizer makes at most one token of each."""
-    return sum(len(message["content"].encode()) for message in raw.messages)
+    """Bytes of the messages, but for their roles: a tokenizer makes at most one token of each."""
+    return sum(
+        len(value.encode())
+        for message in raw.messages
+        for key, value in message.items()
+        if key != "role"
+    )

@@ -3,6 +3,7 @@
 JSONL, one object a line, is read here; `prompt_tables` has parquet and saved datasets.
 """
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ def parse_records(records: Iterator[Record], prompt_key: str, source: str) -> li
 
 def _jsonl_records(path: Path) -> Iterator[Record]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     decoder = msgspec.json.Decoder(dict[str, Any])
@@ -112,6 +113,8 @@ def _parse(record: dict[str, Any], prompt_key: str, index: int, origin: str) -> 
 def _check_columns(columns: dict[str, Any], origin: str) -> None:
     """All must be fit for reward functions, which get them by name, in another process."""
     for name, value in columns.items():
+        if not isinstance(name, str):  # in a task file
+            raise ConfigError(f"{origin}: the key {name!r} is no text")
         if name in RESERVED:
             raise ConfigError(f"{origin}: the key {name!r} is an argument of every reward function")
         try:

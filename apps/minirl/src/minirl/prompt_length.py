@@ -56,13 +56,7 @@ class LengthLimit:
         """Lengths in tokens by position, of those only that exceed the limit."""
         if not prompts:
             return {}
-        # An estimate of what the template adds for a message, and never less than that.
-        added = len(self._encoder.encode(prompts[:1])[0])
-        suspects = [
-            at
-            for at, raw in enumerate(prompts)
-            if num_bytes(raw) + added * len(raw.messages) > self._max_length
-        ]
+        suspects = self._suspects(prompts)
         if len(suspects) > _MANY:
             _logger.info("Counting the tokens of %d long prompts.", len(suspects))
         found: dict[int, int] = {}
@@ -74,6 +68,22 @@ class LengthLimit:
             if found and self._policy == ERROR:
                 self._refuse(prompts, found)
         return found
+
+    def _suspects(self, prompts: Sequence[RawPrompt]) -> list[int]:
+        """Positions of those that may be too long.
+
+        What a template adds for a message depends on the roles in the chat: many put a system
+        message in front of one that has none. The first prompt with the same roles has all that.
+        """
+        added: dict[tuple[str, ...], int] = {}
+        suspects = []
+        for at, raw in enumerate(prompts):
+            roles = tuple(message["role"] for message in raw.messages)
+            if roles not in added:
+                added[roles] = len(self._encoder.encode([raw])[0])
+            if num_bytes(raw) + added[roles] * len(roles) > self._max_length:
+                suspects.append(at)
+        return suspects
 
     def _refuse(self, prompts: Sequence[RawPrompt], long: dict[int, int]) -> None:
         at, size = next(iter(long.items()))

@@ -50,6 +50,8 @@ def table_records(path: Path, prompt_key: str) -> Iterator[Record]:
                 for row in batch.to_pylist():
                     yield f"{path} row {number}", row
                     number += 1
+    except ConfigError:  # is a ValueError, too
+        raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {_reason(error)}") from error
     except (arrow.ArrowException, ValueError, LookupError) as error:  # such as a time zone

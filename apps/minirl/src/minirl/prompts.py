@@ -106,10 +106,11 @@ class PromptSet(Sequence[Prompt]):
 
     @cached_property
     def digest(self) -> str:
-        """Of all texts in their order: equal digests mean equal prompts."""
+        """Of all texts, or chats with their roles, in order: equal digests mean equal prompts."""
         state = xxhash.xxh3_64()
         for raw in self._raw:
-            state.update(plain_text(raw).encode() + b"\0")
+            state.update(msgspec.json.encode(raw.messages) if raw.is_chat else raw.text.encode())
+            state.update(b"\0")
         return state.hexdigest()
 
     def __len__(self) -> int:
@@ -260,6 +261,9 @@ def _hold_out(
         return _Raw.of(raw, [])
     if own is not None:
         held_out = own[: data.eval_size]
+        if len(held_out) < len(own):
+            which = data.eval_path or f"{source} eval_prompts"
+            logger.info("%s: the first %d of %d prompts", which, len(held_out), len(own))
     else:
         if data.eval_size >= len(raw):
             msg = f"data.eval_size={data.eval_size}: {source} has only {len(raw)} prompts"
