@@ -1,5 +1,6 @@
 """Runs that were killed: what is resumed, what is refused, what becomes of the rows."""
 
+import dataclasses
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import traceback
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from mortal_loop import STEPS, Fate, configured, run
 
@@ -17,8 +19,9 @@ from minirl.prompt_file import RawPrompt
 from minirl.prompt_loader import PromptLoader
 from minirl.prompts import load_prompts
 from minirl.resume import find_resumption
-from minirl.resume_settings import model_digest, shared_settings
+from minirl.resume_settings import model_digest, reference_digest, shared_settings
 from minirl.reward_mix import Score
+from minirl.run_files import RunFiles, latest_run
 from minirl.run_output import RunOutput, run_lock
 from minirl.run_state import RunState, read_state
 from minirl.tiny_model import ensure_tiny_model
@@ -124,9 +127,13 @@ def test_what_was_done_after_the_checkpoint_is_set_aside(tmp_path):
     assert live(run_dir)
     first = rows(run_dir, "trajectories.jsonl")
     older = run_dir / "checkpoints" / "step_000004"
+    (run_dir / "summary.json").write_text('{"status": "failed"}')
     assert live(run_dir, **{"trainer.resume": older})
     aside = run_dir / "abandoned" / "e2"
     assert rows(aside, "trajectories.jsonl") == first[48:]
+    # It would tell of a run that goes on what became of it before.
+    assert RunFiles(run_dir).summary() is None
+    assert rows(aside, "summary.json") == [{"status": "failed"}]
     assert [line["step"] for line in rows(aside, "metrics.jsonl")] == [5, 6]
     assert read_state(aside / "step_000006").version == "e1.s6"
     assert read_state(run_dir / "checkpoints" / "step_000006").version == "e2.s6"
@@ -209,6 +216,28 @@ def test_another_model_is_refused(finished, tmp_path):
         resumption.check(config, model)
 
 
+def test_a_reference_of_other_weights_is_refused(finished, tmp_path):
+    """The policy's own come from the checkpoint; the reference's come from the model."""
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(file.seek(0, os.SEEK_END) // 2)
+        file.write(bytes(64))
+    found = find_resumption(configured(finished, **{"trainer.resume": "auto"}))
+    for kl_coef in (0.0, 0.1):
+        config = configured(finished, **{"algorithm.kl_coef": kl_coef})
+        digests = [reference_digest(config, path) for path in (MODEL, model)]
+        assert (digests[0] == digests[1] == "") is (kl_coef == 0)
+        saved = {"settings": shared_settings(config), "reference_digest": digests[0]}
+        state = msgspec.structs.replace(found.state, **saved)
+        resumption = dataclasses.replace(found, state=state)
+        resumption.check(config, MODEL)
+        if kl_coef == 0:
+            resumption.check(config, model)
+            continue
+        with pytest.raises(ConfigError, match=r"local_path=.*model: .*reference .* other weights"):
+            resumption.check(config, model)
+
+
 def test_other_prompts_are_refused(finished):
     config = configured(finished)
     state = find_resumption(configured(finished, **{"trainer.resume": "auto"})).state
@@ -260,10 +289,12 @@ def test_a_run_without_a_whole_checkpoint_begins_anew_in_its_directory(copied):
 def test_auto_takes_the_newest_run(copied, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_resumption(load_config(["trainer.resume=auto"])) is None
-    for name in ("20260101-000000-000", "20260102-000000-000"):
-        shutil.copytree(copied, tmp_path / "runs" / name)
-    resumption = found(None)
-    assert resumption.run_dir == tmp_path / "runs" / "20260102-000000-000"
+    for age, name in enumerate(("20260102-000000-000", "20260101-000000-000", "mine")):
+        path = shutil.copytree(copied, tmp_path / "runs" / name)
+        os.utime(path / "config.yaml", (1e9 - age, 1e9 - age))
+    (tmp_path / "runs" / "none").mkdir()
+    assert found(None).run_dir == latest_run(tmp_path / "runs").resolve()
+    assert found(None).run_dir == tmp_path / "runs" / "20260102-000000-000"
 
 
 def test_a_checkpoint_in_another_directory_begins_a_run_of_its_own(copied, tmp_path):

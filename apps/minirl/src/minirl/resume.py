@@ -8,7 +8,7 @@ from typing import NamedTuple
 from minirl.checkpoints import clean, complete, half_written, step_of
 from minirl.config import MiniRLConfig
 from minirl.resume_settings import check_settings
-from minirl.run_records import METRICS, TRAJECTORIES, cut_rows
+from minirl.run_records import CONFIG, METRICS, SUMMARY, TRAJECTORIES, cut_rows
 from minirl.run_state import ACTOR, NOTHING_DONE, VERSION_FILE, RunState, read_state
 from rl_core.errors import ConfigError
 from rl_core.logs import kv
@@ -71,8 +71,8 @@ class Resumption:
     def begin(self, run_dir: Path) -> Beginning:
         """Make the directory ready to be appended to.
 
-        Rows and checkpoints after the one that is resumed from move to `abandoned/e<epoch>`, and
-        what was half-written is removed.
+        Rows and checkpoints after the one that is resumed from move to `abandoned/e<epoch>`, and so
+        does the summary of what ended before; what was half-written is removed.
         """
         stored = VersionStore(run_dir / VERSION_FILE).current
         epoch = max(self.state.epoch, stored.epoch if stored is not None else 0) + 1
@@ -83,6 +83,9 @@ class Resumption:
             if step_of(path) > self.state.step:
                 abandoned.mkdir(parents=True, exist_ok=True)
                 path.rename(abandoned / path.name)
+        if (run_dir / SUMMARY).exists():
+            abandoned.mkdir(parents=True, exist_ok=True)
+            (run_dir / SUMMARY).rename(abandoned / SUMMARY)
         found = cut_rows(run_dir, self.state.step, self.state.samples, abandoned)
         if self.run_dir is not None and found < self.state.samples:
             rows = kv(found=found, expected=self.state.samples)
@@ -146,8 +149,13 @@ def _newest(run_dir: Path) -> Resumption:
 
 
 def _newest_run() -> Path | None:
-    """The youngest directory of `runs/` that holds a run; their names are times."""
-    return max((path.parent for path in RUNS.glob(f"*/{METRICS}")), default=None)
+    """The directory of `runs/` whose run was started last, whatever it is called."""
+
+    def started(path: Path) -> tuple[int, Path]:
+        return (path / CONFIG).stat().st_mtime_ns, path
+
+    found = [path.parent for path in RUNS.glob(f"*/{METRICS}")]
+    return max((path for path in found if (path / CONFIG).is_file()), key=started, default=None)
 
 
 def _run_of(checkpoint: Path) -> Path | None:

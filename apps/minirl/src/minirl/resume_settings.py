@@ -35,6 +35,8 @@ _BY_CONTENT = ("data.path", "data.eval_path", "data.eval_size")
 
 _RECOGNISED_BY = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _HEADER_SIZE = 8
+_PARTS, _PART_SIZE = 256, 4096
+"""Of each file, for `reference_digest`."""
 
 
 def shared_settings(config: MiniRLConfig) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def shared_settings(config: MiniRLConfig) -> dict[str, Any]:
 def model_digest(directory: Path) -> str:
     """What a model directory is recognised by, wherever it lies: architecture and tokenizer.
 
-    Weights are not read; a resumed run takes them from the checkpoint.
+    Weights are not read; a resumed run takes them from the checkpoint. Those of a reference it
+    does not: `reference_digest`.
     """
     state = xxhash.xxh3_128()
     for name in _RECOGNISED_BY:
@@ -62,6 +65,23 @@ def model_digest(directory: Path) -> str:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_HEADER_SIZE), "little")
             state.update(file.read(min(length, path.stat().st_size)))  # it may be damaged
+    return state.hexdigest()
+
+
+def reference_digest(config: MiniRLConfig, model: Path) -> str:
+    """What the reference's weights are recognised by; empty without a term that needs one.
+
+    A sample of every file: training moves all weights, and a large model need not be read whole.
+    """
+    if config.algorithm.kl_coef == 0:
+        return ""
+    state = xxhash.xxh3_128()
+    for path in sorted(model.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            for part in range(_PARTS):
+                file.seek(size * part // _PARTS)
+                state.update(file.read(_PART_SIZE))
     return state.hexdigest()
 
 
@@ -78,6 +98,12 @@ def check_settings(state: RunState, config: MiniRLConfig, model: Path, checkpoin
         msg = (
             f"{key}={value_of(config, key)}: {checkpoint} was written with "
             f"{key}={state.settings[key]}; give the same, or begin a new run"
+        )
+        raise ConfigError(msg)
+    if state.reference_digest and state.reference_digest != reference_digest(config, model):
+        msg = (
+            f"actor.model_config.local_path={model}: {checkpoint} was trained beside a reference "
+            "(algorithm.kl_coef) of other weights than are there now"
         )
         raise ConfigError(msg)
     total = config.trainer.total_training_steps

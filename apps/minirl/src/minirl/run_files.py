@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from minirl.run_records import CONFIG, METRICS, SUMMARY, TRAJECTORIES
 from rl_core.errors import ConfigError
 
 _TAIL_BYTES = 1 << 20
@@ -14,24 +15,24 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         """Errors: ConfigError if `path` is not the directory of a run."""
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(f"{path}: not the directory of a run (it has no config.yaml)")
+        if not (path / CONFIG).is_file():
+            raise ConfigError(f"{path}: not the directory of a run (it has no {CONFIG})")
         self.path = path
 
     def summary(self) -> dict[str, Any] | None:
         """`summary.json`; None before the run has ended."""
         try:
-            read: dict[str, Any] = json.loads((self.path / "summary.json").read_text("utf-8"))
+            read: dict[str, Any] = json.loads((self.path / SUMMARY).read_text("utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise ConfigError(f"{self.path / 'summary.json'}: not JSON: {error}") from error
+            raise ConfigError(f"{self.path / SUMMARY}: not JSON: {error}") from error
         return read
 
     def metrics(self) -> list[dict[str, Any]]:
         """All steps, in order."""
         try:
-            data = (self.path / "metrics.jsonl").read_bytes()
+            data = (self.path / METRICS).read_bytes()
         except FileNotFoundError:
             return []
         return [record for line in data.splitlines() if (record := _record(line)) is not None]
@@ -39,7 +40,7 @@ class RunFiles:
     def last_samples(self, count: int) -> list[dict[str, Any]]:
         """One trajectory of each of the newest `count` prompts, oldest first."""
         try:
-            with (self.path / "trajectories.jsonl").open("rb") as file:
+            with (self.path / TRAJECTORIES).open("rb") as file:
                 # The file may be large; its first line here is then a part of one.
                 file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
                 lines = file.read().splitlines()
@@ -57,10 +58,10 @@ class RunFiles:
 
 def latest_run(parent: Path) -> Path:
     """The newest run below `parent`; ConfigError if there is none."""
-    runs = [path.parent for path in parent.glob("*/config.yaml")]
+    runs = [path.parent for path in parent.glob(f"*/{CONFIG}")]
     if not runs:
         raise ConfigError(f"show: no run in {parent}/; give the directory of one")
-    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+    return max(runs, key=lambda path: (path / CONFIG).stat().st_mtime)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

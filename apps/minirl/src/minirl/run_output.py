@@ -15,7 +15,7 @@ import msgspec
 
 from minirl.config import MiniRLConfig, as_yaml
 from minirl.reporters import Reporters
-from minirl.run_records import METRICS, TRAJECTORIES
+from minirl.run_records import CONFIG, METRICS, SUMMARY, TRAJECTORIES
 from minirl.run_state import NOTHING_DONE, RunState
 from minirl.trajectories import Trajectory
 from rl_core.errors import ConfigError, in_one_line
@@ -71,7 +71,7 @@ class RunOutput:
     def __init__(self, path: Path, config: MiniRLConfig, done: RunState = NOTHING_DONE) -> None:
         """Append to what `path` holds; `done` is where the run that goes on stands."""
         self.path = path
-        (path / "config.yaml").write_text(as_yaml(config))
+        (path / CONFIG).write_text(as_yaml(config))
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._trajectories = (path / TRAJECTORIES).open("ab")
         self._reporters = Reporters(config.trainer.report_to, path, asdict(config), done.step)
@@ -97,9 +97,9 @@ class RunOutput:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """`summary.json`, replaced as a whole."""
-        staged = self.path / "summary.json.tmp"
+        staged = self.path / f"{SUMMARY}.tmp"
         staged.write_bytes(msgspec.json.format(self._encoder.encode(summary)) + b"\n")
-        staged.replace(self.path / "summary.json")
+        staged.replace(self.path / SUMMARY)
 
     def reward_summary(self) -> dict[str, float | None]:
         """Reward of the first step and mean of the last five."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories.jsonl"
+CONFIG, SUMMARY = "config.yaml", "summary.json"
 
 
 class _Row(msgspec.Struct):

@@ -36,6 +36,8 @@ class RunState(msgspec.Struct, kw_only=True):
         settings: those that a resumed run must share.
         model: path of the model's directory, and `model_digest` what it was recognised by.
         model_digest: see `model`.
+        reference_digest: what the weights of `model` are recognised by, if a term of the loss keeps
+            the policy near them; else empty.
         world_size: actor ranks.
         files: sizes in bytes of the other files of the checkpoint, by relative path.
         format: of this record.
@@ -51,6 +53,7 @@ class RunState(msgspec.Struct, kw_only=True):
     settings: dict[str, Any] = {}
     model: str = ""
     model_digest: str = ""
+    reference_digest: str = ""
     world_size: int = 1
     files: dict[str, int] = {}
     format: int = FORMAT

@@ -10,7 +10,7 @@ from minirl.actor_state import ActorState
 from minirl.checkpoints import Checkpoints
 from minirl.config import MiniRLConfig
 from minirl.resume import Beginning
-from minirl.resume_settings import model_digest, shared_settings
+from minirl.resume_settings import model_digest, reference_digest, shared_settings
 from minirl.run_output import RunOutput
 from minirl.run_state import RunState
 from minirl.system import RLSystem
@@ -41,6 +41,7 @@ class SavedRun:
         self._world_size = system.workers.world_size
         self._epoch = beginning.epoch
         self._begun_with = beginning.actor
+        self._reference = reference_digest(config, data.model_path)
         self._actor = ActorState(system.workers)
         self._checkpoints = Checkpoints(
             output.path / "checkpoints", config.trainer.keep_last, self._actor
@@ -92,5 +93,6 @@ class SavedRun:
             settings=shared_settings(self._config),
             model=str(self._data.model_path),
             model_digest=model_digest(self._data.model_path),
+            reference_digest=self._reference,
             world_size=self._world_size,
         )
