@@ -150,6 +150,23 @@ def test_old_log_probs_are_computed_where_the_update_does_not_tell_them(tmp_path
     assert loop.metrics["entropy"] == 0.5
 
 
+def test_a_sample_out_of_the_loss_is_in_no_metric_of_the_policy(tmp_path):
+    """Also where a pass of its own has looked at it."""
+    unlike = LogProbs([-9.0] * LENGTH, [7.5] * LENGTH, [0.0] * LENGTH)
+
+    class Differing(Loop):
+        def _scores(self):
+            (alike, *_), *_ = super()._scores()
+            return [
+                [alike if any(sample.loss_mask) else unlike for sample in part]
+                for part in self._dealt
+            ]
+
+    loop = Differing(tmp_path, [1, None, 0, 2], "algorithm.recompute_old_log_probs=true")
+    assert loop.metrics["entropy"] == 0.5
+    assert loop.metrics["rollout_train_logprob_diff/max"] == 1.0
+
+
 def test_what_is_trained_on_is_the_reward_less_what_its_length_costs(tmp_path):
     # 3 of 4 tokens with a buffer of 2: half of the penalty.
     buffer = "reward.overlong_buffer={enable: true, len: 2, penalty_factor: 0.5}"

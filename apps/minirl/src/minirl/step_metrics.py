@@ -25,7 +25,8 @@ def step_metrics(
         update: what the train engine reported.
     """
     differences = _differences(trained, old)
-    entropies = [value for item in old for value in item.entropy]
+    pairs = zip(trained, old, strict=True)
+    entropies = [value for sample, item in pairs if any(sample.loss_mask) for value in item.entropy]
     return {
         **sample_metrics(samples),
         "rollout_train_logprob_diff/mean": fmean(differences) if differences else 0.0,
