@@ -1,10 +1,15 @@
 """What is written in two places is the same in both."""
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+from test_readme_commands import ELSEWHERE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,6 +27,23 @@ def test_all_tests_are_run_once():
     members = {f"packages/{path.parent.name}" for path in ROOT.glob("packages/*/tests")}
     paths = project["tool"]["pytest"]["ini_options"]["testpaths"]
     assert sorted(paths) == sorted({"tests", "apps", *members})
+
+
+def test_the_tools_that_readmes_name_can_be_started(monkeypatch):
+    """What they measure takes too long here; that they import what there is does not."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # they put more on it
+    readmes = [*ROOT.glob("README*.md"), *ROOT.glob("[ap]*/*/README*.md")]
+    named = {n for path in readmes for n in re.findall(r"tools/(\w+)\.py", path.read_text())}
+    assert len(named) > 10
+    for name in named:
+        assert callable(importlib.import_module(name).main), name
+
+
+def test_the_tests_that_run_commands_of_the_readmes_are_there():
+    places = [path for place in ELSEWHERE.values() for path in re.findall(r"\w+/\w+\.py", place)]
+    assert len(places) > 10
+    assert [path for path in places if not (ROOT / path).is_file()] == []
 
 
 MANAGED_PYTHON = """#!/bin/bash
