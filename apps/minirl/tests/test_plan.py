@@ -47,6 +47,13 @@ def test_presets_of_algorithms_reach_the_train_engine(preset, longest, expected)
     assert expected.items() <= made.train_config["loss"].items()
 
 
+def test_the_coefficients_of_the_loss_reach_the_train_engine():
+    given = {"kl_coef": 0.5, "entropy_coef": 0.25, "vf_coef": 0.75, "cliprange_value": 0.125}
+    keys = [f"algorithm.{name}={value}" for name, value in given.items()]
+    made = plan("cluster.device=cpu", "algorithm.adv_estimator=ppo", *keys)
+    assert given.items() <= made.train_config["loss"].items()
+
+
 def test_reinforce_plus_plus_needs_no_groups():
     made = plan(
         "algorithm.adv_estimator=reinforce_plus_plus",

@@ -52,6 +52,8 @@ class AlgorithmConfig:
     clip_ratio_high: float | None = None
     """Upper bound of the ratio, 1 + clip_ratio_high; null takes clip_ratio."""
     kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    """Weight of the policy's entropy, a bonus that keeps it exploring."""
     loss_agg_mode: str = "token-mean"
     """token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm (over
     rollout.max_completion_length)."""

@@ -220,6 +220,7 @@ def _train_config(config: MiniRLConfig, model_path: Path) -> dict[str, Any]:
             "clip_ratio_low": algorithm.clip_ratio_low,
             "clip_ratio_high": algorithm.clip_ratio_high,
             "kl_coef": algorithm.kl_coef,
+            "entropy_coef": algorithm.entropy_coef,
             "loss_agg_mode": algorithm.loss_agg_mode,
             "loss_scale_factor": float(config.rollout.max_completion_length),
             "critic": algorithm.adv_estimator == "ppo",

@@ -52,6 +52,7 @@ _AT_LEAST: dict[str, float] = {
     "trainer.keep_last": 1,
     "algorithm.ppo_epochs": 1,
     "algorithm.kl_coef": 0,
+    "algorithm.entropy_coef": 0,
     "algorithm.gamma": 0,
     "algorithm.lam": 0,
     "algorithm.filter_groups.max_num_gen_batches": 1,
