@@ -245,6 +245,17 @@ def test_buffers_are_named_in_every_layer_that_has_them():
     assert table[3, 4].item() == pytest.approx(torch.tensor(3.0).sin().item(), abs=1e-2)
 
 
+def test_a_buffer_of_a_layer_that_its_row_leaves_out_is_unverifiable():
+    """Such as positions that are scaled in some layers: nothing says that they are wrong."""
+    rows = (Rotary("l.{layer}.rope", 8, 16, 10000.0, "bfloat16", layers=(1,)),)
+    spec = LayoutSpec("t", "T", "cpu", "float32", 2, 1, (), rows)
+    found = expected({}, spec)
+    live = {"l.0.rope": "wsum64:0", "l.1.rope": found.tensors["l.1.rope"].digest}
+    check = check_live(spec, found, live)
+    assert (check.matched, check.unexpected) == (("l.1.rope",), ())
+    assert list(check.unverifiable) == ["l.0.rope"]
+
+
 def test_specs_travel_as_json():
     encoded = msgspec.json.encode(SPEC)
     assert msgspec.json.decode(encoded, type=LayoutSpec) == SPEC

@@ -148,7 +148,8 @@ class LayoutSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def covers(self, name: str) -> bool:
         """Whether a row of the table says what the run-time tensor `name` holds."""
-        return any(match(row.name, name) is not None for row in (*self.parameters, *self.buffers))
+        held = any(match(row.name, name) is not None for row in self.parameters)
+        return held or any(_holds(row, name) for row in self.buffers)
 
 
 def match(pattern: str, name: str) -> dict[str, int] | None:
@@ -168,6 +169,13 @@ def fill(pattern: str, numbers: dict[str, int]) -> str:
     for key, number in numbers.items():
         pattern = pattern.replace(f"{{{key}}}", str(number))
     return pattern
+
+
+def _holds(row: Buffer, name: str) -> bool:
+    """Whether it is the buffer `name` that a row describes, and in a layer that has this one."""
+    numbers = match(row.name, name)
+    layers = getattr(row, "layers", None)
+    return numbers is not None and (layers is None or numbers.get("layer") in layers)
 
 
 @cache

@@ -19,7 +19,7 @@ from rl_core.gate import ServingGate
 from rl_core.interfaces import LoadReport, PauseMode
 from rl_core.logs import kv
 from rl_core.metadata import Manifest
-from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
+from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified, advance
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.engine_memory import EngineMemory
 from rl_core.rollout.pauses import Pauses
@@ -100,6 +100,9 @@ class WeightUpdates:
     async def commit(self, version: PolicyVersion) -> None:
         """Flush the KV cache, stamp tokens with `version`, let requests in.
 
+        A commit that comes late or twice is refused before it touches the engine: requests may be
+        in flight, whose tokens another version stamps.
+
         Errors: LifecycleError or StaleVersionError if `version` is not what was loaded, or memory
         is still released; RolloutError if the flush was not confirmed (the replica is then
         FENCED).
@@ -109,15 +112,18 @@ class WeightUpdates:
             raise LifecycleError(f"cannot commit {version}: resume {missing} first")
         if self._gate.state.phase is Phase.LOADED:
             self._gate.apply(Verified(version))
-        attempt = self._gate.state.attempt
+        attempt, engine = self._gate.state.attempt, self._engine
+        commit = Commit(version, attempt)
         try:
-            await self._engine.clear_kv_cache()
-            await self._engine.zero_kv_cache()
-            await self._engine.set_version(str(version))
+            for step in (engine.clear_kv_cache, engine.zero_kv_cache):
+                advance(self._gate.state, commit)  # it may have changed meanwhile
+                await step()
+            advance(self._gate.state, commit)
+            await engine.set_version(str(version))
         except RolloutError as error:
             await self._fail(attempt, error)
             raise
-        self._gate.apply(Commit(version, attempt))
+        self._gate.apply(commit)
         await self._pauses.end_update()
 
     async def _load_offers(self, offers: Sequence[Offer]) -> list[LoadReport]:

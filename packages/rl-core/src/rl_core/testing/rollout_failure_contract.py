@@ -18,7 +18,7 @@ from rl_core.errors import (
 )
 from rl_core.interfaces import BucketLease, LoadReport
 from rl_core.testing.contract import SKIP_PREFIX, Contract
-from rl_core.testing.rollout_case import RolloutCapability, RolloutCase, ended
+from rl_core.testing.rollout_case import GREEDY, RolloutCapability, RolloutCase, ended
 from rl_core.testing.rollout_faults import FAULTS, Fault
 from rl_core.testing.weight_set import leases
 from rl_core.versions import PolicyVersion
@@ -46,7 +46,7 @@ class FailureContract(Contract, contract=True):
         case.assert_repaired_by_sync()
 
     def test_old_and_repeated_versions_are_refused(self, case: RolloutCase) -> None:
-        """A late or doubled update is refused before it touches anything: serving goes on."""
+        """A late or doubled update or commit is refused before it touches anything."""
         old = case.sync(case.given.weights_b)
         served = case.sync(case.given.weights_a)
         for version in (old, served, PolicyVersion(0, served.step + 1)):
@@ -54,7 +54,12 @@ class FailureContract(Contract, contract=True):
             for error in case.rejected(case.given.weights_b.entries(), manifest):
                 assert isinstance(error, StaleVersionError), repr(error)
                 assert str(version) in str(error)
+        for version in (old, served):
+            with pytest.raises((StaleVersionError, LifecycleError)):
+                case.first.commit(version, case.given.timeout_s)
         assert case.first.committed_version(case.given.timeout_s) == served
+        for completion in case.generate(case.requests(GREEDY)):
+            assert {span.version for span in completion.version_spans} == {served}
         case.assert_same(case.fingerprint(), case.base_a)
 
     def test_commit_of_another_version_is_refused(self, case: RolloutCase) -> None:
