@@ -404,6 +404,15 @@ class AnyCommit(ReferenceServer):
         await super().commit(self._gate.state.target or version)
 
 
+class LateCommitStamps(ReferenceServer):
+    """A commit stamps tokens before anybody looks whether it comes too late."""
+
+    async def commit(self, version):
+        if self._engine.version is not None:
+            self._engine.version = version
+        await super().commit(version)
+
+
 class AcknowledgedWhenEnqueued(ReferenceServer):
     """A bucket is acknowledged when it is queued; it is loaded some time later."""
 

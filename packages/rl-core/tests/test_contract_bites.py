@@ -71,6 +71,7 @@ VARIANTS = [
     bites("test_nothing_is_served_between_load_and_commit", broken.GateIgnored),
     bites("test_old_and_repeated_versions_are_refused", broken.VersionsForgotten),
     bites("test_commit_of_another_version_is_refused", broken.AnyCommit),
+    bites("test_old_and_repeated_versions_are_refused", broken.LateCommitStamps),
     bites("test_fence_refuses_with_its_reason", broken.ReasonLost),
     bites("test_failing_source_fences", broken.SourceErrorsNotFenced, error=OSError("disk gone")),
     bites("test_stalled_source_ends_by_the_deadline", broken.DeadlineIgnored),

@@ -54,7 +54,7 @@ class FailureContract(Contract, contract=True):
             for error in case.rejected(case.given.weights_b.entries(), manifest):
                 assert isinstance(error, StaleVersionError), repr(error)
                 assert str(version) in str(error)
-        for version in (old, served):
+        for version in (served, old):
             with pytest.raises((StaleVersionError, LifecycleError)):
                 case.first.commit(version, case.given.timeout_s)
         assert case.first.committed_version(case.given.timeout_s) == served
