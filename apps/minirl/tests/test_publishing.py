@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 import two_replicas
 from publish_faults import FAULTS, dies, flipped, raises, refuses
@@ -262,6 +263,20 @@ def test_a_newcomer_answers_nothing_before_it_was_verified(make_fleet, monkeypat
     assert [{str(*versions)} for _, versions, _ in fleet.ask_server(1, fleet.servers[1])] == [
         {"e1.s0"}
     ]
+
+
+def test_a_newcomer_is_verified_in_whatever_sync_it_takes_part(make_fleet):
+    """Here in that of a trained version, which nobody else would be verified in."""
+    fleet = make_fleet(goes_on=True, late=True, verify_every=9)
+    live = fleet.sync.live
+    live._settings = msgspec.structs.replace(live._settings, all_replicas=False)
+    for step in range(2):
+        fleet.publish(step)
+    fleet.come_up()
+    for step in range(2, 4):
+        fleet.publish(step)
+    told = [(record.replicas, len(record.live_reports)) for record in fleet.sync.records]
+    assert told == [([0], 1), ([0], 0), ([0, 1], 2), ([0, 1], 0)]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -12,9 +12,9 @@ class DebugConfig:
     verify_live_weights: bool = False
     """After loading, what each engine rank computes with is compared with what the trainer has."""
     verify_every: int = 1
-    """Live verification of every n-th sync; the first one always."""
+    """Live verification of every n-th sync; the first one, and who joins late, always."""
     verify_replicas: str = "first"
-    """Live verification of the `first` replica that takes part in a sync, or of `all`."""
+    """Live verification of the `first` replica in a sync (and of who joins late), or of `all`."""
     strict: bool = False
     """What the layout table does not cover is an error, not only counted as unverifiable."""
     keep_last: int = 10

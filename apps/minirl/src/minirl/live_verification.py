@@ -84,10 +84,9 @@ class LiveVerification:
         Errors: DigestMismatchError naming what differs, is missing or was not expected;
         VerificationError for what cannot be verified, if the settings are strict.
         """
-        replicas = record.replicas if self._settings.all_replicas else record.replicas[:1]
         wanted = in_rank_order(moved.expected)
         compared: list[RankComparison] = []
-        for replica in replicas:
+        for replica in self._looked_at(record.replicas):
             ranks = self._compare(replica, wanted)
             if record.phase != RESTORED:  # of an older version the actor has nothing to compare
                 self._locate(version, replica, ranks)
@@ -98,6 +97,11 @@ class LiveVerification:
             self._judge(record, replica, ranks, path)
             self._tell(moved.reports[0], ranks, path)
         return compared
+
+    def _looked_at(self, replicas: Sequence[int]) -> list[int]:
+        """Those to verify of the replicas of a sync; whoever joins serves nothing unverified."""
+        every, joins = self._settings.all_replicas, self._rollout.joins
+        return [one for one in replicas if every or one == replicas[0] or joins(one)]
 
     def _compare(self, replica: int, expected: Sequence[Expectation]) -> list[RankComparison]:
         _logger.info(

@@ -138,6 +138,10 @@ class RolloutManager:
         """Those of `up` that have never been given a version."""
         return [rank for rank in self.up() if self._states[rank].phase is Phase.JOINING]
 
+    def joins(self, replica: int) -> bool:
+        """Whether a replica came late and has served nothing yet."""
+        return replica in self._late
+
     def adapter_arguments(self, rank: int) -> tuple[str, Mapping[str, Any], Handle, int]:
         """What an adapter for rollout rank `rank` is made of: `RolloutMember.init_rollout`."""
         server = self._replicas[rank // self.tp_size].server

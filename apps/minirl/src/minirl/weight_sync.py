@@ -304,10 +304,11 @@ class WeightSync(ABC):
             record.perturbation = proof.check(record.phase, ranks)
 
     def _is_verified(self, record: SyncRecord, proof: Proof | None) -> bool:
-        """Whether this sync is followed by a live verification; after a failure it always is."""
+        """Whether a live verification follows; after a failure, and for who joins, always."""
         if self.live is None:
             return False
-        again = record.phase == JOINING or record.repeats is not None
+        joins = record.phase == JOINING or any(map(self.rollout.joins, record.replicas))
+        again = joins or record.repeats is not None
         return again or proof is not None or self.live.due(record.sync_index)
 
     def _conclude(self, record: SyncRecord, version: PolicyVersion) -> None:
