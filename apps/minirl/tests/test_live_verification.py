@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from minirl import live_verification
 from minirl.fused_sync import FusedWeightSync
+from minirl.live_comparison import BadTensor
 from minirl.live_member import share
 from minirl.live_verification import LiveSettings, LiveVerification
 from minirl.perturbation import Perturbation
@@ -259,8 +261,22 @@ def test_a_rank_that_kept_the_previous_version_is_named(make_fleet, monkeypatch)
     bad = json.loads((Path(path) / "summary.json").read_text())["bad"]
     assert {one["tp_rank"] for one in bad} == {1}
     assert QKV in {one["name"] for one in bad}
-    located = [one for one in bad if one["first_difference"] is not None]
-    assert len(located) == 3
+    assert len(bad) > 3
+    assert all(one["first_difference"] is not None for one in bad)
+
+
+def test_what_differs_is_located_as_far_as_memory_goes(monkeypatch):
+    """The first few always: they are named in the error."""
+    bad = [BadTensor("mismatched", 0, str(n), shape=(n, 8), dtype="float32") for n in range(1, 7)]
+    bad.insert(1, BadTensor("unexpected", 0, "x"))
+
+    def located(limit):
+        monkeypatch.setattr(live_verification, "SHOWN_BYTES", limit)
+        return "".join(one.name for one in live_verification._located(bad))
+
+    assert located(1 << 10) == "123456"
+    assert located(32 * (1 + 2 + 3 + 4)) == "1234"
+    assert located(16) == "123"
 
 
 def test_strict_takes_what_the_table_does_not_cover_for_an_error(make_fleet):

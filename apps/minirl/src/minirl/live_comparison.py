@@ -1,11 +1,13 @@
 """What the ranks of one replica hold, compared with what they must hold, and told in full."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from rl_core.errors import VerificationError
 from rl_core.layout import LayoutSpec
+from rl_core.metadata import DTYPE_BYTES
 from rl_core.rollout.expectation import Expectation
 from rl_core.rollout.live_check import LiveCheck, check_live
 from rl_core.tensor_counts import TensorCounts
@@ -26,7 +28,8 @@ class BadTensor(msgspec.Struct, frozen=True):
         dtype: the same.
         expected: digest that it must have, or None.
         live: digest of what the engine holds, or None.
-        first_difference: index of the first element that differs, where that was looked for.
+        first_difference: index of the first element that differs, where that was looked for: in
+            as many tensors as can be held at once.
     """
 
     kind: str
@@ -38,6 +41,11 @@ class BadTensor(msgspec.Struct, frozen=True):
     expected: str | None = None
     live: str | None = None
     first_difference: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is expected; 0 if nothing is."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype] if self.dtype else 0
 
     def __str__(self) -> str:
         made = f" (of {', '.join(self.slices)})" if self.slices else ""

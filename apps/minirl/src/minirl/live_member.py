@@ -23,7 +23,7 @@ LiveName: TypeAlias = tuple[int, str]
 """A tensor of an engine: tensor-parallel rank and run-time name."""
 
 SHOWN_BYTES = 1 << 28
-"""Of a tensor that differs so many bytes are looked at to find where."""
+"""So many bytes of tensors that differ, and of each of them, are looked at to find where."""
 
 
 class Expected(msgspec.Struct, frozen=True):

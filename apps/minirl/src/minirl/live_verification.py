@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from minirl.live_comparison import (
     compare_replica,
     counts_of,
 )
-from minirl.live_member import LiveName, in_rank_order
+from minirl.live_member import SHOWN_BYTES, LiveName, in_rank_order
 from minirl.live_reports import LiveReports, Subject
 from minirl.replica_faults import replica_name
 from minirl.rollout_manager import RolloutManager
@@ -115,8 +116,8 @@ class LiveVerification:
     def _locate(
         self, version: PolicyVersion, replica: int, ranks: Sequence[RankComparison]
     ) -> None:
-        """Find where the first few tensors differ; that this may fail is only logged."""
-        bad = [one for one in bad_tensors(ranks) if one.kind == MISMATCHED][:_NAMED]
+        """Find where tensors differ; that this may fail is only logged."""
+        bad = _located(bad_tensors(ranks))
         if not bad:
             return
         try:
@@ -133,7 +134,7 @@ class LiveVerification:
     def _places(
         self, version: PolicyVersion, replica: int, bad: Sequence[BadTensor]
     ) -> dict[LiveName, tuple[int, ...] | None]:
-        """By rank and name: for these few tensors the weights are gathered once more."""
+        """By rank and name: for these tensors the weights are gathered once more."""
         settings = self._settings
         wanted = [(one.tp_rank, one.name) for one in bad]
         answers: list[dict[LiveName, bytes]] = self._actors.call(
@@ -186,6 +187,17 @@ class LiveVerification:
             version=record.version,
             family=self._settings.spec.family,
         )
+
+
+def _located(bad: Sequence[BadTensor]) -> list[BadTensor]:
+    """Those that differ and are looked into: as many as can be held at once, and a few always."""
+    differ = [one for one in bad if one.kind == MISMATCHED]
+    sizes = accumulate(min(one.nbytes, SHOWN_BYTES) for one in differ)
+    return [
+        one
+        for n, (one, held) in enumerate(zip(differ, sizes, strict=True))
+        if n < _NAMED or held <= SHOWN_BYTES
+    ]
 
 
 def _named(counts: msgspec.Struct) -> str:
