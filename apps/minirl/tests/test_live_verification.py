@@ -378,7 +378,11 @@ def rounded(actor):
 @pytest.mark.parametrize(
     ("harm", "phase", "said"),
     [
-        (one_tensor_unchanged, "perturbed", "1 weights are what they were before: 'layers.1.qkv'"),
+        (
+            one_tensor_unchanged,
+            "perturbed",
+            "1 weights are what they were before: 'layers.1.qkv' .*perturb_delta",
+        ),
         (rounded, "trained", "1 weights are not what they were before: 'layers.1.qkv'"),
     ],
 )

@@ -210,6 +210,21 @@ def test_sizes_that_cannot_be_cut_are_named():
     assert "15 is not divisible by 2" in expected(odd, tp=2).unverifiable["l.0.o"]
 
 
+def test_a_rank_with_nothing_but_padding_is_made_of_nothing():
+    """Whatever is done to the weights, it does not change."""
+    few = {**TENSORS, "embed": TENSORS["embed"][:3]}
+    spec = msgspec.structs.replace(SPEC, parameters=TABLE[:1])
+    first, second = expected_digests(stream(few), manifest_of(few), spec, range(2), 2)
+    assert first.tensors["embed"].sources == ("embed",)
+    assert second.tensors["embed"].sources == ()
+    zeros = torch.zeros(4, 4)
+    assert second.tensors["embed"].digest == content_digest(
+        meta_of("embed", zeros), zeros, "wsum64"
+    )
+    plan = RankPlan(spec, manifest_of(few), 1, 2)
+    assert torch.equal(assemble(plan, "embed", few), zeros)
+
+
 def test_a_stream_that_is_not_the_manifest_is_refused():
     short = {name: tensor for name, tensor in TENSORS.items() if name != "embed"}
     with pytest.raises(ManifestMismatchError, match="embed"):

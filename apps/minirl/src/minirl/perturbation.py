@@ -47,8 +47,9 @@ class Proof:
         wrong = [f"{name!r} on rank {rank}" for rank, name in self._same(ranks, not changed)]
         if wrong:
             found = "are what they were before" if changed else "are not what they were before"
+            hint = "; if the engine rounds so small a change away, give more perturb_delta"
             msg = f"perturbation by {self._delta}: {len(wrong)} weights {found}: "
-            raise VerificationError(msg + ", ".join(wrong[:_NAMED]))
+            raise VerificationError(msg + ", ".join(wrong[:_NAMED]) + (hint if changed else ""))
         count = sum(1 for rank in ranks for held in rank.expected.tensors.values() if held.sources)
         shown = {"delta": self._delta, "differ" if changed else "restored": count}
         said = "changed weights arrived" if changed else "undone, the weights are as before"

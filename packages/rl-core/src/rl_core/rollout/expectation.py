@@ -10,7 +10,8 @@ class ExpectedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shape: its shape on the rank.
         dtype: its dtype there.
         digest: `wsum64`, bound to run-time name, shape and dtype.
-        sources: Hugging Face tensors that it is made of; empty for buffers.
+        sources: Hugging Face tensors that it is made of; empty for buffers, and on a rank that has
+            nothing of a vocabulary but padding.
         slices: what the rank takes of each part, in order, such as `x.weight[0:64]`.
     """
 

@@ -120,7 +120,8 @@ class RankPlan:
         for source, offset, share in spots:
             self.spots[source].append(Spot(name, offset, share, dtype, row.change))
         slices = tuple(share.of(source, self._shapes[source]) for source, _, share in spots)
-        used = tuple(dict.fromkeys(sources.values()))
+        taken = {source for source, _, share in spots if share.count}
+        used = tuple(source for source in dict.fromkeys(sources.values()) if source in taken)
         self.parameters[name] = Held(shape, dtype, used, slices)
 
     def _laid_out(
