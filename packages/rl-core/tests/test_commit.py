@@ -1,12 +1,15 @@
 """A commit flushes, stamps and lets in; one that is late, doubled or foreign touches nothing."""
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
 from rl_core.errors import LifecycleError, RolloutError, StaleVersionError
 from rl_core.gate import ServingGate
 from rl_core.publish import Begin, Commit, Failed, Outdated, Phase, Received, Verified
+from rl_core.rollout.adapter import StreamingAdapter
+from rl_core.rollout.config import EngineConfig
 from rl_core.rollout.engine_memory import EngineMemory
 from rl_core.rollout.pauses import Pauses
 from rl_core.rollout.weight_updates import WeightUpdates
@@ -88,6 +91,35 @@ def test_what_comes_late_or_twice_does_not_touch_the_engine(events, version):
         assert gate.state == before
 
     commits(scenario, *events)
+
+
+def test_one_of_an_attempt_that_failed_does_not_commit_the_next():
+    """It holds the same version, and nobody has verified it."""
+
+    async def scenario(engine, gate, updates):
+        with pytest.raises(StaleVersionError, match="belongs to attempt 2, under way is 3"):
+            await updates.commit(V2, 2)
+        assert engine.asked == []
+        assert gate.state.phase is Phase.LOADED
+        await updates.commit(V2, 3)
+        assert engine.asked == WHOLE
+
+    again = Begin(V2), Received(V2)
+    commits(scenario, *again, Failed("the commit timed out"), *again)
+
+
+def test_the_adapters_message_carries_the_attempt(tmp_path):
+    class Server:
+        calls: ClassVar = []
+
+        def call(self, method, *args, timeout):
+            self.calls.append((method, *args))
+            return 7 if method == "attempt" else None
+
+    (tmp_path / "config.json").write_text("{}")
+    config = EngineConfig(local_path=str(tmp_path))
+    StreamingAdapter(Server(), 0, config).commit(V2, 5.0)
+    assert Server.calls == [("attempt",), ("commit", V2, 7)]
 
 
 @pytest.mark.parametrize("moment", ["flush", "zero"])

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from rl_core.channel import Listener, new_key
+from rl_core.deadlines import Deadline
 from rl_core.errors import (
     MessageError,
     MiniRLError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rl_core.channel import Channel
-    from rl_core.deadlines import Deadline
     from rl_core.interfaces import BucketLease, Handle, LiveContent, LoadReport, Pending
     from rl_core.metadata import Manifest
     from rl_core.rollout.config import EngineConfig
@@ -81,8 +81,14 @@ class StreamingAdapter(RolloutAdapter):
         return report
 
     def commit(self, version: PolicyVersion, timeout: float) -> None:
-        """Flush the KV cache, and let requests in."""
-        self._call("commit", version, timeout=timeout)
+        """Flush the KV cache, and let requests in.
+
+        The message carries the attempt that is there now: one that comes late, when the same
+        version is being loaded again, is refused.
+        """
+        deadline = Deadline.after(timeout)
+        attempt = self._call("attempt", timeout=timeout)
+        self._call("commit", version, attempt, timeout=deadline.remaining())
 
     def fence(self, reason: str, timeout: float) -> None:
         """Refuse all requests, with `reason`, until the next commit."""

@@ -207,10 +207,14 @@ class RolloutServer(ABC):
         self._check_running()
         return await self._updates.receive_directory(path, manifest, seconds, PauseMode(on_update))
 
-    async def commit(self, version: PolicyVersion) -> None:
+    async def attempt(self) -> int:
+        """The number of the update under way, or of the last one: what its commit carries."""
+        return self._gate.state.attempt
+
+    async def commit(self, version: PolicyVersion, attempt: int | None = None) -> None:
         """Serve `version`; see `WeightUpdates.commit`."""
         self._check_running()
-        await self._updates.commit(version)
+        await self._updates.commit(version, attempt)
 
     async def fence(self, reason: str) -> None:
         """Refuse all requests, and end those in flight, until the next commit."""

@@ -97,11 +97,12 @@ class WeightUpdates:
             raise
         return reports[0]
 
-    async def commit(self, version: PolicyVersion) -> None:
+    async def commit(self, version: PolicyVersion, attempt: int | None = None) -> None:
         """Flush the KV cache, stamp tokens with `version`, let requests in.
 
-        A commit that comes late or twice is refused before it touches the engine: requests may be
-        in flight, whose tokens another version stamps.
+        A commit that comes late or twice, or is of another attempt than the present one, is refused
+        before it touches the engine: requests may be in flight, whose tokens another version
+        stamps, and what was loaded since may not be verified.
 
         Errors: LifecycleError or StaleVersionError if `version` is not what was loaded, or memory
         is still released; RolloutError if the flush was not confirmed (the replica is then
@@ -111,9 +112,9 @@ class WeightUpdates:
             missing = ", ".join(sorted(self._memory.released))
             raise LifecycleError(f"cannot commit {version}: resume {missing} first")
         if self._gate.state.phase is Phase.LOADED:
-            self._gate.apply(Verified(version))
-        attempt, engine = self._gate.state.attempt, self._engine
-        commit = Commit(version, attempt)
+            self._gate.apply(Verified(version, attempt))
+        present, engine = self._gate.state.attempt, self._engine
+        commit = Commit(version, present if attempt is None else attempt)
         try:
             for step in (engine.clear_kv_cache, engine.zero_kv_cache):
                 advance(self._gate.state, commit)  # it may have changed meanwhile
@@ -121,7 +122,7 @@ class WeightUpdates:
             advance(self._gate.state, commit)
             await engine.set_version(str(version))
         except RolloutError as error:
-            await self._fail(attempt, error)
+            await self._fail(present, error)
             raise
         self._gate.apply(commit)
         await self._pauses.end_update()
