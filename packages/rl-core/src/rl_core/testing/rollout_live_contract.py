@@ -69,7 +69,7 @@ class LiveDigestContract(Contract, contract=True):
             assert check.mismatched
 
     def test_a_stale_or_swapped_tensor_is_named(self, case: RolloutCase) -> None:
-        """Parts of fused parameters left behind; layers swapped; experts swapped."""
+        """Fused parts left behind; layers or experts swapped; all cut, or rounded, wrongly."""
         self._need_layout()
         first, second = case.given.weights_a, case.given.weights_b
         expected = expectations(case, second)
@@ -80,6 +80,9 @@ class LiveDigestContract(Contract, contract=True):
         for swap in swaps(second.tensors):
             case.sync(second.changed(swap))
             assert_named(case, expected, set(swap))
+        for harmed in (shifted(second.tensors), rounded(second.tensors)):
+            case.sync(second.changed(harmed))
+            assert_named(case, expected, set(harmed))
 
     def test_a_flipped_bit_is_named(self, case: RolloutCase) -> None:
         """One bit of any one live tensor or buffer of any one rank, and nothing else is named."""
@@ -192,3 +195,21 @@ def swaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tenso
                 found |= {name: other, name.replace(zero, one): tensor}
         if found:
             yield found
+
+
+def shifted(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Everything from one row, or one column, too far: each rank gets a slice that is not its."""
+    return {
+        name: tensor.roll(1, 0 if number % 2 else -1)
+        for number, (name, tensor) in enumerate(tensors.items())
+        if tensor.dim() and tensor.numel()
+    }
+
+
+def rounded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Everything in float32 as if it had travelled in bfloat16."""
+    return {
+        name: tensor.bfloat16().float()
+        for name, tensor in tensors.items()
+        if tensor.dtype is torch.float32
+    }
