@@ -14,6 +14,7 @@ from rl_core.errors import LifecycleError, MiniRLError, RolloutError, TransferTi
 from rl_core.gate import ServingGate
 from rl_core.interfaces import LoadReport
 from rl_core.publish import Failed
+from rl_core.rollout.early_completions import EarlyCompletions
 from rl_core.rollout.live_digests import digests_of
 from rl_core.testing.reference_adapter import ReferenceAdapter
 from rl_core.testing.reference_engine import ReferenceEngine
@@ -586,6 +587,36 @@ class ClearForgetsToSay(ReferenceServer):
         self._kv._memory += 1
 
 
+# -- early completions
+
+
+class NothingToldEarly(EarlyCompletions):
+    """Whoever asks is told nothing; all comes with the call."""
+
+    async def finished(self, request_ids, wait):
+        while self._any(request_ids):
+            await self._news.wait()
+        return []
+
+
+class EverybodyTold(EarlyCompletions):
+    """Whoever asks is told all that has ended."""
+
+    def _found(self, request_ids):
+        return super()._found([name for call in self._calls for name in call])
+
+
+class EndedCallsKept(EarlyCompletions):
+    """What was noted stays."""
+
+    @contextlib.contextmanager
+    def opened(self, samples):
+        with super().opened(samples) as ended:
+            call = self._calls[-1]
+            yield ended
+        self._calls.append(call)
+
+
 # -- the adapter
 
 
@@ -676,7 +707,12 @@ class OrderAssumed(ReferenceAdapter):
 
 # -- how a test starts them
 
-_PARTS = {RankModel: "rank_model", KVRows: "kv_rows", ReferenceEngine: "engine"}
+_PARTS = {
+    RankModel: "rank_model",
+    KVRows: "kv_rows",
+    ReferenceEngine: "engine",
+    EarlyCompletions: "early",
+}
 
 
 def server_of(cls):

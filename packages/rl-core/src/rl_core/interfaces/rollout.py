@@ -278,6 +278,27 @@ class SupportsProgress(Protocol):
 
 
 @runtime_checkable
+class SupportsEarlyCompletions(Protocol):
+    """A rollout adapter whose replica tells what has ended before its whole call has."""
+
+    def finished(self, request_ids: Sequence[str], wait: float, timeout: float) -> list[Completion]:
+        """Completions of those among the requests that have ended while their call goes on.
+
+        They are what the call will return, aborted ones included. Comes as soon as there is one,
+        at the latest after `wait` seconds, with nothing then. Nothing, and at once, if none of
+        the requests belongs to a `generate` call under way: that is not known here yet, or its
+        own answer has them. Asking again gives them again, so whoever asks leaves out what he has.
+
+        Args:
+            request_ids: of the requests, or of their samples (`GenerateRequest.samples`), each
+                unique among those under way.
+            wait: seconds to wait for the first of them to end.
+            timeout: seconds for the answer, waiting included; RolloutError after that.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsLiveDigests(Protocol):
     """A rollout adapter whose engine can digest what it really holds."""
 

@@ -132,6 +132,11 @@ class StreamingAdapter(RolloutAdapter):
         count: int = self._call("tokens_made", timeout=timeout)
         return count
 
+    def finished(self, request_ids: Sequence[str], wait: float, timeout: float) -> list[Completion]:
+        """Those of `generate` calls under way that have ended."""
+        found: list[Completion] = self._call("finished", list(request_ids), wait, timeout=timeout)
+        return found
+
     def clear_kv_cache(self, timeout: float) -> None:
         """Drop cached prefixes; RolloutError unless the engine confirms it."""
         self._call("clear_kv_cache", timeout=timeout)

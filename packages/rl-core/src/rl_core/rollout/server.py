@@ -22,6 +22,7 @@ from rl_core.logs import kv
 from rl_core.metadata import Manifest
 from rl_core.publish import Failed, Outdated, Phase
 from rl_core.rollout.config import EngineConfig
+from rl_core.rollout.early_completions import EarlyCompletions, Ended
 from rl_core.rollout.engine import Engine
 from rl_core.rollout.engine_memory import EngineMemory
 from rl_core.rollout.pauses import Pauses
@@ -74,6 +75,7 @@ class RolloutServer(ABC):
         self._scratch = ""
         self._running = False
         self._tokens_answered = 0
+        self._early = EarlyCompletions()
 
     # -- what a backend says
 
@@ -155,9 +157,9 @@ class RolloutServer(ABC):
         """
         self._check_running()
         samples = samples_of(requests)
-        with self._gate.admit() as state:
+        with self._gate.admit() as state, self._early.opened(samples) as ended:
             outputs = await asyncio.gather(
-                *(self._complete(sample, state.committed) for sample in samples),
+                *(self._complete(sample, state.committed, ended) for sample in samples),
                 return_exceptions=True,
             )
         for output in outputs:
@@ -167,11 +169,17 @@ class RolloutServer(ABC):
         return [output for output in outputs if isinstance(output, Completion)]
 
     async def _complete(
-        self, request: GenerateRequest, committed: PolicyVersion | None
+        self, request: GenerateRequest, committed: PolicyVersion | None, ended: Ended
     ) -> Completion:
         completion = await self._engine.generate(request, committed)
         self._tokens_answered += len(completion.token_ids)
+        ended(completion)
         return completion
+
+    async def finished(self, request_ids: Sequence[str], wait: float) -> list[Completion]:
+        """Those of `generate` calls under way; see `SupportsEarlyCompletions`."""
+        self._check_running()
+        return await self._early.finished(request_ids, wait)
 
     async def tokens_made(self) -> int:
         """Tokens since the start, of all requests, also of those under way."""

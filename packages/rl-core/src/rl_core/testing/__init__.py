@@ -24,6 +24,7 @@ if "pytest" in sys.modules:
             for module in (
                 "package_contract",
                 "rollout_case",
+                "rollout_early_contract",
                 "rollout_failure_contract",
                 "rollout_live_contract",
                 "rollout_memory_contract",

@@ -1,7 +1,7 @@
 """The reference engine: a request queue over a sharded model, one token per request and turn."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,6 +14,10 @@ from rl_core.testing.reference_sampling import sample
 from rl_core.testing.reference_weights import EOS
 from rl_core.trajectory import Completion, FinishReason, GenerateRequest
 from rl_core.versions import PolicyVersion
+
+
+def _ignore(completion: Completion) -> None:
+    """Tell nobody."""
 
 
 class ReferenceEngine:
@@ -43,12 +47,20 @@ class ReferenceEngine:
         self._queue.append(QueuedRequest(request, done, self._generator(request.sampling.seed)))
         return done
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Complete all requests, in order."""
+    async def generate(
+        self, requests: Sequence[GenerateRequest], ended: Callable[[Completion], None] = _ignore
+    ) -> list[Completion]:
+        """Complete all requests, in order; `ended` is told of each as soon as it has ended."""
+
+        async def told(answer: "asyncio.Future[Completion]") -> Completion:
+            completion = await answer
+            ended(completion)
+            return completion
+
         # All are queued before anything else runs: none can slip in behind an abort.
         answers = [self.queue(request) for request in requests]
         await self._wake()
-        return list(await asyncio.gather(*answers))
+        return list(await asyncio.gather(*map(told, answers)))
 
     async def run(self) -> None:
         """Generate for ever: one token for each request that has KV memory, then yield."""

@@ -18,6 +18,7 @@ from rl_core.gate import ServingGate
 from rl_core.interfaces import LiveContent, PauseMode, Placement
 from rl_core.metadata import Manifest, TensorMeta
 from rl_core.publish import Begin, Commit, Failed, Phase, Received, Verified
+from rl_core.rollout.early_completions import EarlyCompletions
 from rl_core.rollout.live_digests import content_of
 from rl_core.testing.reference_config import ReferenceConfig
 from rl_core.testing.reference_engine import ReferenceEngine
@@ -42,6 +43,7 @@ class ReferenceServer:
     engine: type[ReferenceEngine] = ReferenceEngine
     kv_rows: type[KVRows] = KVRows
     update: type[Update] = Update
+    early: type[EarlyCompletions] = EarlyCompletions
 
     def __init__(self, config: ReferenceConfig, placement: Placement) -> None:
         self._name = f"reference replica {placement.replica_rank}"
@@ -55,6 +57,7 @@ class ReferenceServer:
         self._quiet: asyncio.Task[None]
         self._health = Health(self._gate.refusal)
         self._task: asyncio.Task[None] | None = None
+        self._early = self.early()
 
     async def start(self) -> str:
         """Begin to listen and to generate; the HTTP address, `host:port`."""
@@ -72,10 +75,15 @@ class ReferenceServer:
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Complete all requests, in order; ReplicaFencedError if nothing is served."""
-        with self._gate.admit():
+        samples = samples_of(requests)
+        with self._gate.admit(), self._early.opened(samples) as ended:
             if not self._kv.allocated:
                 raise ReplicaFencedError(f"{self._name}: its KV cache is released; resume it")
-            return await self._engine.generate(samples_of(requests))
+            return await self._engine.generate(samples, ended)
+
+    async def finished(self, request_ids: Sequence[str], wait: float) -> list[Completion]:
+        """Those of `generate` calls under way that have ended."""
+        return await self._early.finished(request_ids, wait)
 
     def tokens_made(self) -> int:
         """Tokens since the start, of all requests, also of those under way."""

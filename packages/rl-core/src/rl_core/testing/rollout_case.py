@@ -36,6 +36,7 @@ class RolloutCapability(StrEnum):
     KEEP_RECOMPUTES = "kept requests compute their KV again under the new version"
     PREFIX_CACHE = "caches prefixes"
     SEEDS = "per-request seeds reproduce"
+    EARLY_COMPLETIONS = "tells what has ended before the whole call has"
     LIVE_DIGESTS = "digests what the engine really holds"
     LIVE_CONTENT = "shows what the engine really holds"
     LAYOUT = "says in a layout spec what the engine's ranks hold"

@@ -30,6 +30,7 @@ from rl_core.testing.rollout_case import (
     RolloutCase,
     RolloutUnderTest,
 )
+from rl_core.testing.rollout_early_contract import EarlyContract
 from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_memory_contract import MemoryContract
@@ -69,6 +70,7 @@ class RolloutAdapterContract(
     SyncContract,
     LiveDigestContract,
     PauseContract,
+    EarlyContract,
     MemoryContract,
     OnOneReplica,
     contract=True,
