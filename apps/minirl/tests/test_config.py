@@ -67,6 +67,8 @@ def test_another_data_set_replaces_that_of_a_preset_with_its_options():
         ("rollout=3", ["rollout=3"]),
         ("rollout.engine_kwargs=[1]", ["rollout.engine_kwargs=[1]", "container"]),
         ("data.shuffle=2", ["data.shuffle=2", "true or false"]),
+        ("reward.per_group=2", ["per_group", "true or false"]),
+        ("reward.per_gruop=true", ["reward.per_gruop", "reward.per_group"]),
         ("checkpoint_engine.debug.strict=-1", ["strict", "true or false"]),
         ("config=fusd", ["fusd", "fused"]),
         ("config=/no/such.yaml", ["/no/such.yaml"]),

@@ -43,7 +43,7 @@ class Parts:
         self._number += 1
         return Prompt(self._number, [], f"say {self._number}:", [self._number, 2], {})
 
-    def _score(self, prompts, completions, completion_ids):
+    def _score(self, prompts, completions, completion_ids, first):
         values = [at / 10 for at in range(len(prompts))]
         return [Score(value, {"a": value, "b": None}) for value in values]
 

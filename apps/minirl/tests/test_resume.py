@@ -44,7 +44,7 @@ class PlainTokenizer:
 def make_data(config):
     prompts, held_out = load_prompts(config.data, PlainTokenizer(), config.trainer.seed)
 
-    def score(prompts, texts, ids):
+    def score(prompts, texts, ids, first):
         return [Score(float(sum(one)), {}) for one in ids]
 
     return SimpleNamespace(

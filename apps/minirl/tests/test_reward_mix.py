@@ -95,7 +95,7 @@ def test_every_function_is_asked_once_for_all_samples():
     calls = []
 
     class Counting:
-        def score(self, prompts, completions, completion_ids):
+        def score(self, prompts, completions, completion_ids, first):
             calls.append(list(completions))
             return [1.0] * len(completions)
 

@@ -159,6 +159,11 @@ def test_what_is_no_reward_names_its_sample(load, value):
     assert caught.value.samples == (2,)
     with pytest.raises(RewardError, match="for samples 0, 1, 2, 3 and 1 more"):
         run(scorer, ["bad"] * 5)
+    with pytest.raises(
+        RewardError, match=r"for samples 41, 42 \(the first has prompt 1:"
+    ) as caught:
+        scorer.score(make_prompts(3), ["a", "bad", "bad"], [[5]] * 3, 40)
+    assert caught.value.samples == (41, 42)
 
 
 FAILURES = {

@@ -1,10 +1,11 @@
 """Which replica is at fault when a sync fails: found from what was said, never guessed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from minirl.ray_launcher import MemberDiedError
 from minirl.worker_calls import Witness
-from rl_core.errors import MiniRLError, TransferError, in_one_line
+from rl_core.errors import MiniRLError, RolloutError, TransferError, in_one_line
 
 SENDERS = "actor"
 """Role of the workers that send; all others receive."""
@@ -16,6 +17,19 @@ REPLICA = "replica"
 def replica_name(replica: int) -> str:
     """A replica as the origin of an error."""
     return f"{REPLICA} {replica}"
+
+
+@contextmanager
+def naming(replica: int) -> Iterator[None]:
+    """Say which replica failed in the block: its name is the error's origin."""
+    name = replica_name(replica)
+    try:
+        yield
+    except RolloutError as error:
+        raise type(error)(f"{name}: {error}").blaming(name) from error
+    except MiniRLError as error:
+        error.blaming(name)
+        raise
 
 
 def receiver_name(rank: int) -> str:

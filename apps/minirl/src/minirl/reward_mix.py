@@ -58,16 +58,22 @@ class RewardMix:
         prompts: Sequence[Prompt],
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
+        first: int = 0,
     ) -> list[Score]:
         """One score a completion; arguments and errors as in `minirl.rewards.Scorer.score`."""
         columns = {
-            name: scorer.score(prompts, completions, completion_ids)
+            name: scorer.score(prompts, completions, completion_ids, first)
             for name, scorer in self._scorers.items()
         }
         rows = (
             {name: values[at] for name, values in columns.items()} for at in range(len(prompts))
         )
         return [Score(self._total(row), row) for row in rows]
+
+    def cut_short(self) -> None:
+        """Let a call in another thread fail soon; none is served afterwards."""
+        for scorer in self._scorers.values():
+            scorer.cut_short()
 
     def close(self) -> None:
         """Release what the scorers hold. Idempotent."""

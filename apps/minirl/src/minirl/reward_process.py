@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class RewardProcess:
                 start_new_session=True,
             )
         self._connection = mine
+        self._killing = threading.Lock()
         try:
             self.signature = self._load(target)
         except BaseException:
@@ -86,11 +88,16 @@ class RewardProcess:
         self._connection.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if self._process.returncode is None:
-            # Not waited for yet, so the group's number cannot belong to anybody else.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(_STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process, so that a call in another thread fails. From any thread; idempotent."""
+        with self._killing:
+            if self._process.returncode is None:
+                # Not waited for yet, so the group's number cannot belong to anybody else.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(_STOP_S)
 
     def _load(self, target: Target) -> Loaded:
         deadline = Deadline.after(START_S)

@@ -38,8 +38,8 @@ class RewardError(MiniRLError, RuntimeError):
 class FunctionScorer:
     """Calls a reward function in its own process, which is started once.
 
-    Blocking and not thread-safe. After a call that did not return in time the process was killed;
-    the next call starts another.
+    Blocking and not thread-safe, but for `cut_short`. After a call that did not return in time the
+    process was killed; the next call starts another.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class FunctionScorer:
         self._columns = tuple(columns)
         self._name = f"{Path(target.path or target.module or '').name}:{target.name}"
         self._process: RewardProcess | None = RewardProcess(target, log_path)
+        self._is_cut_short = False
         self.signature: Loaded = self._process.signature
 
     def score(
@@ -73,6 +74,7 @@ class FunctionScorer:
         prompts: Sequence[Prompt],
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
+        first: int = 0,
     ) -> list[float | None]:
         """One reward a completion; see `minirl.rewards.Scorer.score`."""
         if not prompts:
@@ -89,8 +91,16 @@ class FunctionScorer:
             if outcome.kind == "hung" and len(prompts) > 1:
                 _logger.warning(_LOOKING, message, search.longest_s)
             samples, note = search.find(range(len(prompts)), outcome.kind)
-            raise RewardError(f"{message}{_name_samples(samples, prompts)}{note}", samples)
-        return checked(outcome, prompts, self._name)
+            named = _name_samples(samples, prompts, first)
+            raise RewardError(f"{message}{named}{note}", [first + at for at in samples])
+        return checked(outcome, prompts, self._name, first)
+
+    def cut_short(self) -> None:
+        """End the call under way, which raises RewardError, and serve no other. From any thread."""
+        self._is_cut_short = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -127,8 +137,10 @@ class FunctionScorer:
         self, arguments: dict[str, list[Any]], samples: Sequence[int], timeout_s: float
     ) -> tuple[Values | Failure, float]:
         """What came of scoring some of the samples, and the seconds that it took."""
-        if self._process is None:
+        if self._process is None and not self._is_cut_short:
             self._process = RewardProcess(self._target, self._log_path)
+        if self._process is None or self._is_cut_short:
+            raise RewardError(f"reward function {self._name} was cut short")
         part = {name: [values[at] for at in samples] for name, values in arguments.items()}
         started = time.monotonic()
         outcome = self._called(self._process, part, timeout_s)
@@ -155,9 +167,12 @@ class FunctionScorer:
 
 
 def checked(
-    values: Sequence[float | str | None], prompts: Sequence[Prompt], name: str
+    values: Sequence[float | str | None], prompts: Sequence[Prompt], name: str, first: int = 0
 ) -> list[float | None]:
-    """The rewards if each is a finite number or None, else RewardError naming the samples."""
+    """The rewards if each is a finite number or None, else RewardError naming the samples.
+
+    `first` is the position of the first one in the batch.
+    """
     rewards = [float(value) if isinstance(value, int) else value for value in values]
     bad = [
         at
@@ -165,18 +180,19 @@ def checked(
         if value is not None and (isinstance(value, str) or not math.isfinite(value))
     ]
     if bad:
-        first = rewards[bad[0]]
-        msg = f"reward function {name} returned {first}{_name_samples(bad, prompts)}"
-        raise RewardError(msg, bad)
+        named = _name_samples(bad, prompts, first)
+        msg = f"reward function {name} returned {rewards[bad[0]]}{named}"
+        raise RewardError(msg, [first + at for at in bad])
     return [value for value in rewards if not isinstance(value, str)]
 
 
-def _name_samples(samples: Sequence[int], prompts: Sequence[Prompt]) -> str:
-    first = prompts[samples[0]]
-    excerpt = first.text if len(first.text) <= _EXCERPT else first.text[:_EXCERPT] + "..."
-    prompt = f"prompt {first.index}: {excerpt!r}"
+def _name_samples(samples: Sequence[int], prompts: Sequence[Prompt], first: int) -> str:
+    of_first = prompts[samples[0]]
+    text = of_first.text
+    excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
+    prompt = f"prompt {of_first.index}: {excerpt!r}"
     if len(samples) == 1:
-        return f" for sample {samples[0]} ({prompt})"
-    shown = ", ".join(str(at) for at in samples[:4])
+        return f" for sample {first + samples[0]} ({prompt})"
+    shown = ", ".join(str(first + at) for at in samples[:4])
     more = f" and {len(samples) - 4} more" if len(samples) > 4 else ""
     return f" for samples {shown}{more} (the first has {prompt})"

@@ -52,13 +52,14 @@ class TaskSettings(Protocol):
 
 
 class Scorer(Protocol):
-    """Rewards completions. Not thread-safe; `close()` when the run ends."""
+    """Rewards completions. Not thread-safe, but for `cut_short`; `close()` when the run ends."""
 
     def score(
         self,
         prompts: Sequence[Prompt],
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
+        first: int = 0,
     ) -> list[float | None]:
         """One reward a completion, None where it is not rewarded.
 
@@ -66,9 +67,13 @@ class Scorer(Protocol):
             prompts: the prompt of each completion, repeated for those of one group.
             completions: decoded without special tokens.
             completion_ids: as sampled.
+            first: position of the first one in the batch, by which errors count.
 
         Errors: RewardError naming the samples at fault.
         """
+
+    def cut_short(self) -> None:
+        """Let a call in another thread fail soon, if it can; none is served afterwards."""
 
     def close(self) -> None:
         """Release what the scorer holds. Idempotent."""
@@ -86,13 +91,17 @@ class InProcessScorer:
         prompts: Sequence[Prompt],
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
+        first: int = 0,
     ) -> list[float | None]:
         """See `Scorer.score`."""
         texts = [prompt.text for prompt in prompts]
         values = self._function(
             prompts=texts, completions=completions, completion_ids=completion_ids
         )
-        return checked(values, prompts, self._name)
+        return checked(values, prompts, self._name, first)
+
+    def cut_short(self) -> None:
+        """Nothing to end: it takes no time."""
 
     def close(self) -> None:
         """Nothing to release."""

@@ -1,18 +1,18 @@
 """The rollout replicas: started together, asked together, stopped together."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
-from minirl.generation_watch import GenerationLimits, StalledError, completions_of
-from minirl.replica_faults import replica_name, told
+from minirl.generation_watch import GenerationLimits, GenerationWatch, StalledError
+from minirl.replica_faults import naming, told
 from minirl.replica_start import ReplicaStart, wait_for
 from minirl.resource_pool import ResourcePool, placement_on
 from rl_core import plugins
 from rl_core.deadlines import Deadline
-from rl_core.errors import MiniRLError, ReplicaFencedError, RolloutError, VerificationError
+from rl_core.errors import MiniRLError, ReplicaFencedError, VerificationError
 from rl_core.interfaces import (
     Handle,
     Launcher,
@@ -41,6 +41,8 @@ from rl_core.trajectory import Completion, GenerateRequest
 from rl_core.versions import PolicyVersion
 
 _logger = logging.getLogger(__name__)
+
+OnEnded = Callable[[Sequence[Completion]], None]
 
 _PATIENT = GenerationLimits()
 _START_ENDS_S = 2.0
@@ -163,11 +165,15 @@ class RolloutManager:
         replicas = [rank // self.tp_size for rank in range(self.world_size)]
         return [rank for rank, replica in enumerate(replicas) if self._receives(replica)]
 
-    def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[GenerateRequest], on_ended: OnEnded | None = None
+    ) -> list[Completion]:
         """Complete all requests, dealt out in blocks over the replicas that have joined.
 
         Results are in order. Those of a replica that turns out to be dead, or makes no token for
         too long, are asked again of the others, as they are, if that is to be done without.
+        `on_ended` is given each completion of the result once, as soon as it is known, and nothing
+        every few seconds, so that it can end this by an error.
 
         Errors: ReplicaFencedError if no version was published; that of a replica which failed to
         start, or which failed and cannot be done without (StalledError).
@@ -183,8 +189,11 @@ class RolloutManager:
             if not asked:
                 raise ReplicaFencedError("no replica has weights yet; sync them first")
             before = len(failures)
-            for completion in self._ask(left, asked, failures):
-                done[completion.request_id] = completion
+            for ended in self._ask(left, asked, failures, early=on_ended is not None):
+                fresh = {one.request_id: one for one in ended if one.request_id not in done}
+                done |= fresh
+                if on_ended is not None:
+                    on_ended(list(fresh.values()))
             again = requests if len(failures) > before else ()
             left = [request for request in again if request.request_id not in done]
         return [done[request.request_id] for request in requests]
@@ -194,25 +203,34 @@ class RolloutManager:
         requests: Sequence[GenerateRequest],
         asked: Sequence[int],
         failures: list[Exception],
-    ) -> Iterator[Completion]:
-        """Ask each replica for its block; less comes if one is given up."""
+        *,
+        early: bool,
+    ) -> Iterator[list[Completion]]:
+        """Ask each replica for its block; less comes if one is given up.
+
+        With `early` some come as soon as they have ended, and again with the rest.
+        """
         share = -(-len(requests) // len(asked))
-        pending = []
+        watches: dict[int, GenerationWatch] = {}
         for index, rank in enumerate(asked):
             block = requests[index * share : (index + 1) * share]
             with self._done_without(rank, failures):
                 if block:
                     call = self._replicas[rank].server.submit("generate", list(block))
-                    pending.append((rank, call))
-        for rank, call in pending:
-            with self._done_without(rank, failures):
-                yield from completions_of(call, self._leaders[rank], self._limits)
+                    parts = call, self._leaders[rank], self._limits
+                    watches[rank] = GenerationWatch(*parts, block if early else ())
+        while watches:
+            for rank, watch in list(watches.items()):
+                with self._done_without(rank, failures):
+                    yield watch.news(1 / len(watches))
+                if watch.over or rank in self.given_up:
+                    del watches[rank]
 
     @contextmanager
     def _done_without(self, rank: int, failures: list[Exception]) -> Iterator[None]:
         """A failure of a replica that is dead or stalled only gives it up, if the run may go on."""
         try:
-            with _named(rank):
+            with naming(rank):
                 yield
         except (MiniRLError, TimeoutError) as error:
             if not self.goes_on:
@@ -226,7 +244,7 @@ class RolloutManager:
         """Free engine memory on every replica; bytes freed by tag."""
         freed = dict.fromkeys(tags, 0)
         for rank, leader in self._leaders.items():
-            with _named(rank):
+            with naming(rank):
                 for tag, nbytes in leader.release(tags, timeout_s).items():
                     freed[tag] += nbytes
             if self._states[rank].serving:
@@ -236,7 +254,7 @@ class RolloutManager:
     def resume(self, tags: Sequence[str], timeout_s: float) -> None:
         """Allocate engine memory again on every replica."""
         for rank, leader in self._leaders.items():
-            with _named(rank):
+            with naming(rank):
                 leader.resume(tags, timeout_s)
 
     def begin(self, version: PolicyVersion, replicas: Sequence[int]) -> None:
@@ -248,7 +266,7 @@ class RolloutManager:
         """Every replica that received `version` serves it from here on."""
         replicas = [rank for rank in self._leaders if self._receives(rank)]
         for rank in replicas:
-            with _named(rank):
+            with naming(rank):
                 self._leaders[rank].commit(version, timeout_s)
         for rank in replicas:
             self._advance(rank, Received(version), Verified(version), Commit(version))
@@ -264,7 +282,7 @@ class RolloutManager:
         leader = self._leaders[replica]
         if not isinstance(leader, SupportsLiveDigests):
             raise VerificationError(f"rollout.name={self.name} has no live digests")
-        with _named(replica):
+        with naming(replica):
             return leader.live_digests(timeout_s)
 
     def live_content(
@@ -274,7 +292,7 @@ class RolloutManager:
         leader = self._leaders[replica]
         if not isinstance(leader, SupportsLiveContent):
             raise VerificationError(f"rollout.name={self.name} does not show its live tensors")
-        with _named(replica):
+        with naming(replica):
             return leader.live_content(tp_rank, name, start, timeout_s)
 
     def fence(self, reason: str, timeout_s: float, replicas: Sequence[int] | None = None) -> None:
@@ -333,16 +351,3 @@ class RolloutManager:
     def _advance(self, replica: int, *events: Event) -> None:
         for event in events:
             self._states[replica], _ = advance(self._states[replica], event)
-
-
-@contextmanager
-def _named(rank: int) -> Iterator[None]:
-    """Say which replica failed: its name is the error's origin."""
-    try:
-        yield
-    except RolloutError as error:
-        name = replica_name(rank)
-        raise type(error)(f"{name}: {error}").blaming(name) from error
-    except MiniRLError as error:
-        error.blaming(replica_name(rank))
-        raise

@@ -1,6 +1,6 @@
 """From prompts to requests, and from completions to samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import xxhash
@@ -58,6 +58,51 @@ class Sample(msgspec.Struct):
             advantages=[self.advantage or 0.0] * size,
             temperature=self.sampling.temperature,
         )
+
+
+class Question:
+    """What is asked at once: so many completions of each prompt.
+
+    Attributes:
+        prompts: what is asked.
+        copies: completions of each.
+        requests: for the engine, the copies of a prompt one after the other.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], requests: Sequence[GenerateRequest], first_group: int = 0
+    ) -> None:
+        """`requests` are those of `make_requests`; samples count groups from `first_group`."""
+        self.prompts = prompts
+        self.requests = requests
+        self.copies = len(requests) // len(prompts)
+        self._first_group = first_group
+        self._positions = {request.request_id: at for at, request in enumerate(requests)}
+
+    def group_of(self, request_id: str) -> int:
+        """Which prompt a request asks, counted from 0."""
+        return self._positions[request_id] // self.copies
+
+    def requests_of(self, group: int) -> Sequence[GenerateRequest]:
+        """Those that ask one prompt."""
+        return self.requests[group * self.copies : (group + 1) * self.copies]
+
+    def samples(
+        self,
+        completions: Sequence[Completion],
+        decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    ) -> list[Sample]:
+        """Of some of the requests, or all, in the order of their completions."""
+        texts = decode([completion.token_ids for completion in completions])
+        return [
+            self._sample(completion, text)
+            for completion, text in zip(completions, texts, strict=True)
+        ]
+
+    def _sample(self, completion: Completion, text: str) -> Sample:
+        at = self._positions[completion.request_id]
+        group, sampling = at // self.copies, self.requests[at].sampling
+        return Sample(self.prompts[group], self._first_group + group, completion, text, sampling)
 
 
 def sampling_params(rollout: RolloutConfig, seed: int) -> SamplingParams:

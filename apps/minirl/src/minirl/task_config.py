@@ -42,4 +42,7 @@ class RewardConfig:
     """One for each function of `path`; null is 1 for all."""
     timeout_s: float = 60.0
     """Longest call of one function."""
+    per_group: bool = False
+    """Call the functions for each prompt's samples as soon as these are there, beside generation;
+    else once for the whole batch."""
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)

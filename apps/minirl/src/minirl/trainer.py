@@ -12,6 +12,7 @@ import msgspec
 from minirl.advantages import estimate_advantages
 from minirl.checkpoints import WRITE_TIMEOUT_S
 from minirl.config import MiniRLConfig
+from minirl.early_rewards import EarlyRewards
 from minirl.gae import with_critic
 from minirl.group_filter import keep_informative
 from minirl.overlong import shape_rewards
@@ -20,7 +21,7 @@ from minirl.prompts import Prompt
 from minirl.resume import FRESH, Beginning
 from minirl.rollout_correction import corrected
 from minirl.run_output import RunOutput
-from minirl.sampling import Sample, make_requests
+from minirl.sampling import Question, Sample, make_requests
 from minirl.saved_run import SavedRun
 from minirl.step_metrics import collection_metrics, step_metrics
 from minirl.system import RLSystem
@@ -137,11 +138,8 @@ class Trainer:
         wanted, dynamic = self._config.data.train_batch_size, self._config.algorithm.filter_groups
         samples: list[Sample] = []
         for batch in range(dynamic.max_num_gen_batches if dynamic.enable else 1):
-            with self._phase(timer, step, "generate"):
-                fresh = self._generate(f"s{step}.b{batch}" if batch else f"s{step}", batch * wanted)
-            with self._phase(timer, step, "reward"):
-                self._score(fresh)
-            samples += fresh
+            label = f"s{step}.b{batch}" if batch else f"s{step}"
+            samples += self._scored(timer, step, label, batch * wanted)
             if dynamic.enable and keep_informative(samples, wanted) == wanted:
                 break
         self._shape_rewards(samples)
@@ -168,30 +166,45 @@ class Trainer:
         valued, critic = with_critic(weighed, samples, old, algorithm)
         return valued, {**weights, **critic}
 
-    def _generate(self, label: str, first_group: int) -> list[Sample]:
-        prompts = self._data.loader.next_batch()
-        samples = self._complete(prompts, self._config.data.num_generations, label)
-        for sample in samples:
-            sample.group += first_group
+    def _scored(self, timer: StepTimer, step: int, label: str, first_group: int) -> list[Sample]:
+        """Samples of the next prompts with their rewards, which may come beside generation."""
+        copies = self._config.data.num_generations
+        question = self._question(self._data.loader.next_batch(), copies, label, first_group)
+        if self._config.reward.per_group:
+            return self._scored_by_group(timer, step, question)
+        with self._phase(timer, step, "generate"):
+            samples = self._complete(question)
+        with self._phase(timer, step, "reward"):
+            self._score(samples)
         return samples
 
-    def _complete(self, prompts: Sequence[Prompt], copies: int, label: str) -> list[Sample]:
-        rollout = self._config.rollout
-        requests = make_requests(prompts, copies, rollout, label, self._config.trainer.seed)
-        completions = self._system.rollout.generate(requests)
-        texts = self._data.decode([completion.token_ids for completion in completions])
-        return [
-            Sample(prompts[index // copies], index // copies, completion, text, request.sampling)
-            for index, (request, completion, text) in enumerate(
-                zip(requests, completions, texts, strict=True)
-            )
-        ]
+    def _scored_by_group(self, timer: StepTimer, step: int, question: Question) -> list[Sample]:
+        data = self._data
+        with EarlyRewards(question, data.decode, self._score, data.scorer.cut_short) as early:
+            with self._phase(timer, step, "generate"):
+                self._system.rollout.generate(question.requests, early.add)
+            with self._phase(timer, step, "reward"):
+                samples = early.wait()
+        timer.beside("reward_beside_generate", early.seconds_beside)
+        return samples
 
-    def _score(self, samples: Sequence[Sample]) -> None:
+    def _question(
+        self, prompts: Sequence[Prompt], copies: int, label: str, first_group: int = 0
+    ) -> Question:
+        rollout, seed = self._config.rollout, self._config.trainer.seed
+        return Question(prompts, make_requests(prompts, copies, rollout, label, seed), first_group)
+
+    def _complete(self, question: Question) -> list[Sample]:
+        completions = self._system.rollout.generate(question.requests)
+        return question.samples(completions, self._data.decode)
+
+    def _score(self, samples: Sequence[Sample], first: int = 0) -> None:
+        """Give them their rewards; errors count from `first`."""
         scores = self._data.scorer.score(
             [sample.prompt for sample in samples],
             [sample.text for sample in samples],
             [sample.completion.token_ids for sample in samples],
+            first,
         )
         for sample, score in zip(samples, scores, strict=True):
             sample.raw_reward, sample.rewards = score.total, score.parts
@@ -238,7 +251,7 @@ class Trainer:
         if not prompts:
             return
         start = time.perf_counter()
-        samples = self._complete(prompts, 1, "eval")
+        samples = self._complete(self._question(prompts, 1, "eval"))
         self._score(samples)
         # None is no reward, here as in training.
         rewards = [sample.raw_reward for sample in samples if sample.raw_reward is not None]
