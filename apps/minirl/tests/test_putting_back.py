@@ -178,7 +178,8 @@ def test_the_loop_goes_on_with_the_version_that_is_served(tmp_path, error, serve
     workers = SimpleNamespace(world_size=1)
     system = SimpleNamespace(weight_sync=sync, workers=workers)
     output = SimpleNamespace(path=tmp_path)
-    trainer = Trainer(load_config([]), None, output, system)
+    data = SimpleNamespace(model_path=None)
+    trainer = Trainer(load_config([]), data, output, system)
     trainer._publish(3)
     assert str(trainer._version) == served
     assert trainer._published_step == (0 if error else 3)
