@@ -185,7 +185,7 @@ def test_every_sync_is_verified_on_every_rank_and_told(make_fleet, caplog, tp_si
         assert told["tensors"][QKV]["live"] == told["tensors"][QKV]["expected"]
         assert told["unverifiable"].keys() == {"head_packed", "rotary"}
         assert json.loads((path / "summary.json").read_text())["bad"] == []
-        assert f"live_digest_dir={path}, live_digest_summary={{matched: " in caplog.text
+        assert f"live_digest_dir={path}, live_digest_summary={{'matched': " in caplog.text
     assert caplog.text.count("verify_live_weights=true") == 2
     assert "Reference strict runtime weight verification started: replica=0, source=tensor" in (
         caplog.text

@@ -174,7 +174,7 @@ class LiveVerification:
                 tensors=loaded.tensors,
                 bytes=loaded.nbytes,
                 live_digest_dir=path,
-                live_digest_summary=msgspec.structs.asdict(counts_of(ranks)),
+                live_digest_summary=str(msgspec.structs.asdict(counts_of(ranks))),
             ),
         )
 
