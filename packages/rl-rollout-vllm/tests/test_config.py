@@ -107,6 +107,13 @@ def test_threads_are_shared_by_the_ranks(path):
     assert server_env(config, Placement())["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_development_paths_are_served(path, device):
+    """Among them is one that calls any method of a worker."""
+    config = VllmConfig(local_path=path)
+    assert server_env(config, Placement(device=device))["VLLM_SERVER_DEV_MODE"] == "0"
+
+
 def test_a_placement_that_contradicts_the_config_is_refused(path):
     config = VllmConfig(local_path=path)
     with pytest.raises(ConfigError, match="2 ranks"):

@@ -13,6 +13,8 @@ def server_env(config: VllmConfig, placement: Placement) -> dict[str, str]:
     env = {
         "VLLM_LOGGING_LEVEL": config.log_level,
         "VLLM_NO_USAGE_STATS": "1",
+        # Its paths would change weights behind the adapter's back, whatever the gate thinks.
+        "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if config.log_dir is not None:
