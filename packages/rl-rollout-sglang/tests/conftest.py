@@ -172,6 +172,10 @@ class Started(StartedReplica):
         """Turn off exactly these patches."""
         self.server.call("disable_patches", names, timeout=CALL_S)
 
+    def experiment(self, name):
+        """What a function of `in_scheduler` says on every rank."""
+        return self.worker("experiment", str(HERE / "in_scheduler.py"), name)
+
     def said(self, words):
         """How many lines of what its processes logged say so."""
         texts = [path.read_text() for path in self.log_dir.iterdir()]

@@ -69,3 +69,17 @@ def count_attention(scheduler):
         return counted.call_count
     backend.scaled_dot_product_attention = mock.Mock(side_effect=counted)
     return 0
+
+
+def session_whose_end_fails(scheduler):
+    """A layer fails as SGLang ends an update; whether the session is closed all the same."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    from rl_rollout_sglang.load_sessions import BracketedSession, Loader
+
+    session = BracketedSession(scheduler, Loader(scheduler))
+    session.begin()
+    with mock.patch.object(WeightUpdater, "end_weight_update", side_effect=OSError("a layer")):
+        said = failure(session._close)
+    session.abandon()
+    return [said, scheduler.weight_updater._session is None]

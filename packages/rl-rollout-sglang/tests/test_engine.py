@@ -102,6 +102,12 @@ def test_a_scheduler_that_hangs_is_waited_for_until_the_deadline_only(dense, wei
     dense.sync(weight_sets["dense"][0])
 
 
+def test_a_session_that_could_not_be_ended_is_in_nobodys_way(dense, weight_sets):
+    """SGLang takes it for open, and would refuse every update to come."""
+    assert dense.experiment("session_whose_end_fails") == [["OSError: a layer", True]]
+    dense.sync(weight_sets["dense"][0])
+
+
 def test_a_broken_directory_is_named(dense, weight_sets, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors")
     manifest = weight_sets["dense"][1].manifest(dense.next_version())

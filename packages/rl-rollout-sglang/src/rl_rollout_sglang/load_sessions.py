@@ -156,11 +156,12 @@ class PlainSession:
 class BracketedSession(PlainSession):
     """One SGLang weight-update session."""
 
+    _open = False
+
     def begin(self) -> None:
         """Open the session; WeightSyncError if SGLang refuses."""
         from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
 
-        self._open = False
         self._said(self._updater.begin_weight_update(BeginWeightUpdateReqInput()))
         self._open = True
         super().begin()
@@ -181,7 +182,6 @@ class BracketedSession(PlainSession):
             self._close()
         except Exception:  # edge of the engine: half-loaded layers may not be processed
             logger.exception("SGLang could not close an abandoned update")
-            self._updater._session = None
 
     @property
     def _updater(self) -> Any:
@@ -191,8 +191,12 @@ class BracketedSession(PlainSession):
         from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
 
         self._open = False
-        # Loaders were called directly, so that SGLang has to do what follows a load itself.
-        self._said(self._updater.end_weight_update(EndWeightUpdateReqInput()))
+        try:
+            # Loaders were called directly, so that SGLang has to do what follows a load itself.
+            self._said(self._updater.end_weight_update(EndWeightUpdateReqInput()))
+        finally:
+            # Where a layer made it fail, it would take the session for open, and refuse all others.
+            self._updater._session = None
 
     def _said(self, output: Any) -> None:
         if not output.success:

@@ -18,7 +18,7 @@ from rl_core.interfaces import (
     RolloutAdapter,
 )
 from rl_core.metadata import Manifest, ManifestCheck
-from rl_core.rollout.weight_checks import ArrivalChecks
+from rl_core.rollout.weight_checks import ArrivalChecks, check_supported
 from rl_core.testing.reference_config import ReferenceConfig
 from rl_core.torch import as_bytes
 from rl_core.trajectory import Completion, GenerateRequest
@@ -123,6 +123,7 @@ class ReferenceAdapter(RolloutAdapter):
     def _stream(
         self, leases: Iterator[BucketLease], manifest: Manifest, attempt: int, deadline: Deadline
     ) -> LoadReport:
+        check_supported(manifest)
         check, checks = ManifestCheck(manifest), ArrivalChecks(manifest, check_finite=False)
         started = time.monotonic()
         for lease in leases:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from rl_core.errors import DigestMismatchError, ManifestMismatchError, MiniRLError
 from rl_core.interfaces import LeasedTensor
@@ -72,6 +73,18 @@ def _missing_in_the_manifest(weights: WeightSet, version: PolicyVersion) -> Wron
     return wrong.entries(), wrong.manifest(version), name
 
 
+def _for_another_target(weights: WeightSet, version: PolicyVersion) -> WrongUpdate:
+    """A tensor of a draft model, which no replica has."""
+    name = _matrix(weights)
+    entries = [
+        replace(entry, meta=structs.replace(entry.meta, target="draft"))
+        if entry.meta.name == name
+        else entry
+        for entry in weights.entries()
+    ]
+    return entries, Manifest(version, tuple(entry.meta for entry in entries)), name
+
+
 def _short_stream(weights: WeightSet, version: PolicyVersion) -> WrongUpdate:
     name = list(weights.tensors)[-1]
     return weights.entries()[:-1], weights.manifest(version), name
@@ -115,6 +128,7 @@ FAULTS = (
     Fault("shape_against_the_manifest", ManifestMismatchError, _shape_against_the_manifest),
     Fault("dtype_against_the_manifest", ManifestMismatchError, _dtype_against_the_manifest),
     Fault("missing_in_the_manifest", ManifestMismatchError, _missing_in_the_manifest, True),
+    Fault("for_another_target", ManifestMismatchError, _for_another_target),
     Fault("short_stream", ManifestMismatchError, _short_stream),
     Fault("repeated_tensor", ManifestMismatchError, _repeated_tensor),
     Fault("corrupted_tensor", DigestMismatchError, _corrupted_tensor),
