@@ -1,6 +1,7 @@
 """The engine's own HTTP interfaces, behind the gate."""
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rl_core.deadlines import Deadline
 from rl_core.errors import RolloutError
 from rl_core.interfaces import PauseMode
 from rl_core.testing.rollout_case import GREEDY
@@ -39,7 +41,7 @@ DEADLY = [
     ({}, {"stop_token_ids": [80], "min_new_tokens": 2}, "stop_token_ids"),
     ({"return_logprob": [True]}, {}, "return_logprob"),
     ({"return_logprob": True, "logprob_start_len": -5}, {}, "logprob_start_len"),
-    ({"token_indices_to_pool": [9]}, {"max_new_tokens": 0}, "token_indices_to_pool"),
+    ({"token_indices_to_pool": [1]}, {"max_new_tokens": 0}, "token_indices_to_pool"),
     ({}, {"min_p": 0.5}, "min_p"),
     ({}, {"n": 10**9}, "n:"),
 ]
@@ -127,6 +129,27 @@ def test_http_requests_that_a_pause_has_queued_end_with_the_reason_of_a_fence(de
     for error in errors:
         assert error.code == 503
         assert "a test says so" in error.read().decode()
+
+
+def test_a_client_that_reads_nothing_holds_up_no_update(dense, weight_sets, ask):
+    """Its request has ended in the engine, whether or not it takes the answer."""
+    sampling = {"max_new_tokens": 150, "ignore_eos": True}
+    large = {"stream": True, "return_logprob": True, "top_logprobs_num": 80}
+    body = json.dumps({"input_ids": [5, 6], "sampling_params": sampling, **large}).encode()
+    kind = f"content-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST /generate HTTP/1.1\r\nhost: a\r\n{kind}\r\n\r\n".encode()
+    host, _, port = dense.replica.address.partition(":")
+    before, end = dense.adapters[0].tokens_made(30), Deadline.after(30)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(head + body)
+        for begun in (True, False):
+            while (dense.adapters[0].tokens_made(30) > before) != begun:
+                end.check("the request to begin and to end in the engine")
+        dense.sync(weight_sets["dense"][0])
+        assert dense.state()["in_flight"] == 1, "the answer was taken: ask for a larger one"
+        assert ask(dense, GREEDY)
 
 
 def test_http_refuses_with_the_reason_while_fenced(dense, prompts):

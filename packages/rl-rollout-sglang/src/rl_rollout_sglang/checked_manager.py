@@ -20,6 +20,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.cache_keys import keyed
+from rl_rollout_sglang.pause_condition import REQUESTS
 from rl_rollout_sglang.request_checks import RefusedRequestError, check_request, check_samples
 from rl_rollout_sglang.seed_notice import SeedNotice
 
@@ -50,6 +51,18 @@ class CheckedTokenizerManager(TokenizerManager):  # type: ignore[misc]
         """SGLang's answers to one request; RefusedRequestError."""
         check_samples(obj.sampling_params)
         return super().generate_request(obj, request)
+
+    async def busy(self) -> bool:
+        """Whether a scheduler has a request that has not ended, or is about to get one.
+
+        SGLang's lock tells too much: a stream holds it until its client has read the last word.
+        """
+        locked = await self.model_update_lock.is_locked()
+        return bool(locked and not self.is_pause_cond.holds(self.rid_to_state.keys()))
+
+    def _init_req_state(self, obj: Any, request: Any = None) -> None:
+        super()._init_req_state(obj, request)
+        REQUESTS.set([obj.rid] if isinstance(obj.rid, str) else obj.rid)
 
     def _create_tokenized_object(self, *args: Any, **kwargs: Any) -> Any:
         request = super()._create_tokenized_object(*args, **kwargs)

@@ -213,7 +213,7 @@ class SglangEngine:
     async def _drain(self, *, abort: bool) -> None:
         """Wait until no request is in the engine, ending them if asked."""
         # SGLang's own way of aborting looks again only after a second.
-        while await self._manager.model_update_lock.is_locked():
+        while await self._manager.busy():
             if abort:
                 self._manager.abort_request(abort_all=True)
             await asyncio.sleep(POLL_S)

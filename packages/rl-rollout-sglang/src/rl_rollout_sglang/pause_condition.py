@@ -5,7 +5,8 @@ wait for the next `continue_`, however long that takes.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from fastapi import HTTPException
 T = TypeVar("T")
 
 WAITED = "it was aborted while it waited for a pause to end"
+
+REQUESTS: ContextVar[Iterable[str]] = ContextVar("REQUESTS", default=())
+"""Ids of the requests (one HTTP request may have many) that the running task has just begun."""
 
 
 class EndedWaitError(HTTPException):
@@ -34,15 +38,24 @@ class PauseCondition(asyncio.Condition):
         super().__init__()
         self.refusal = refusal
         self._ended = 0
+        self._waiting: set[str] = set()
+
+    def holds(self, requests: Set[str]) -> bool:
+        """Whether all of these wait here, so that a scheduler has none of them."""
+        return requests <= self._waiting
 
     async def wait_for(self, predicate: Callable[[], T]) -> T:
         """Wait until `predicate` holds; EndedWaitError if `end_waiting` comes first."""
-        began = self._ended
-        while not (held := predicate()):
-            await self.wait()
-            if self._ended != began:
-                raise EndedWaitError(HTTPStatus.SERVICE_UNAVAILABLE, self.refusal() or WAITED)
-        return held
+        began, mine = self._ended, set(REQUESTS.get())
+        self._waiting |= mine
+        try:
+            while not (held := predicate()):
+                await self.wait()
+                if self._ended != began:
+                    raise EndedWaitError(HTTPStatus.SERVICE_UNAVAILABLE, self.refusal() or WAITED)
+            return held
+        finally:
+            self._waiting -= mine
 
     async def end_waiting(self) -> None:
         """End all that wait."""

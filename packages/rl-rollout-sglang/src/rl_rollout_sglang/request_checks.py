@@ -55,8 +55,9 @@ def check_request(request: Any, vocab_size: int, *, seeded: bool) -> None:
         raise RefusedRequestError(f"{PROMPT}: it has no tokens")
     _check_range(TOP_LOGPROBS, request.top_logprobs_num, 0, vocab_size)
     _check_range("logprob_start_len", request.logprob_start_len, -1, len(request.input_ids))
-    for place in request.token_indices_to_pool or ():
-        _check_range("token_indices_to_pool", place, 0, len(request.input_ids) - 1)
+    if request.token_indices_to_pool is not None:
+        msg = "token_indices_to_pool (scores at chosen tokens): wrong behind a cached prefix"
+        raise RefusedRequestError(f"{msg}, where it ends the engine")
     _check_sampling(request.sampling_params, vocab_size)
     if seeded and request.sampling_params.min_p > 0:
         raise RefusedRequestError("min_p: SGLang does not sample it with seeds, as is done here")
