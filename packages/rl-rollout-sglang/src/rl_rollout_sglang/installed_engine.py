@@ -7,8 +7,9 @@ ENGINE = InstalledEngine(
     name="SGLang",
     module="sglang",
     distributions=("sglang",),
-    supported=VersionRange("0.5", "0.5.23"),
+    supported=VersionRange("0.5.20", "0.5.23"),
     remedy="pip install 'rl-rollout-sglang[cpu]' (or [engine])",
     arguments=("srt/arg_groups/fields/*.py",),
 )
-"""From the oldest that may have what is asked of it (plain load path) to the newest tried."""
+"""From the oldest whose sources have what is used (the plain load path) to the newest tried:
+before 0.5.20 `ServerArgs` is another kind of class; 0.5.12 has no msgpack messages either."""
