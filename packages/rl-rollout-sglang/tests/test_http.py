@@ -43,6 +43,7 @@ DEADLY = [
     ({"return_logprob": True, "logprob_start_len": -5}, {}, "logprob_start_len"),
     ({"token_indices_to_pool": [1]}, {"max_new_tokens": 0}, "token_indices_to_pool"),
     ({}, {"min_p": 0.5}, "min_p"),
+    ({}, {"beam_width": 2}, "beam_width"),
     ({}, {"n": 10**9}, "n:"),
 ]
 """Fields, sampling parameters, the name that the refusal has to tell."""

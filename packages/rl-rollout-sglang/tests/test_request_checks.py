@@ -24,6 +24,7 @@ def request(**changes):
         "stop_token_ids": None,
         "stop_regex_strs": [],
         "logit_bias": None,
+        "beam_width": None,
     }
     fields = {
         "input_ids": [5, 79],
@@ -54,6 +55,7 @@ def request(**changes):
         ("logit_bias", {"5": math.nan}),
         ("logit_bias", {"5": math.inf}),
         ("min_p", 0.1),
+        ("beam_width", 2),
         ("token_indices_to_pool", [0, 1]),
         ("token_indices_to_pool", []),
     ],
@@ -78,6 +80,7 @@ def test_a_stop_pattern_is_refused():
         ("stop_token_ids", {0, VOCABULARY - 1}),
         ("logit_bias", {"5": -3.5}),
         ("min_p", 0.1),
+        ("beam_width", 1),
     ],
 )
 def test_what_it_can_do_is_let_through(name, value):

@@ -70,6 +70,8 @@ def _check_sampling(sampling: Any, vocab_size: int) -> None:
     for token, bias in (sampling.logit_bias or {}).items():
         if not math.isfinite(bias):
             raise RefusedRequestError(f"logit_bias: {bias} for token {token} is not finite")
+    if (getattr(sampling, "beam_width", None) or 1) > 1:
+        raise RefusedRequestError("beam_width: a pause in the middle of beams ends the engine")
     if sampling.stop_regex_strs:
         raise RefusedRequestError("stop_regex: one that backtracks holds up all requests; use stop")
 
