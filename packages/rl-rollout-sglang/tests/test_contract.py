@@ -4,7 +4,9 @@ from typing import ClassVar
 
 import pytest
 
+from rl_core.testing.rollout_case import RolloutCase
 from rl_core.testing.rollout_contract import OnOneReplica, RolloutAdapterContract
+from rl_core.testing.rollout_failure_contract import FailureContract
 from rl_core.testing.rollout_live_contract import LiveDigestContract
 from rl_core.testing.rollout_pause_contract import PAUSES
 
@@ -56,3 +58,11 @@ class TestLiveTiedOnTwoRanks(OneKind):
     """A tied head, and slices of everything."""
 
     kind = "tied"
+
+
+@pytest.mark.parametrize(
+    "failure", ["a_rank_that_fails_lets_the_others_end", "missing_rank_ends_by_the_deadline"]
+)
+def test_two_ranks_end_a_failed_update_together(under_test, failure):
+    """SGLang's ranks meet as an update session begins and as it ends, failed or not."""
+    getattr(FailureContract(), f"test_{failure}")(RolloutCase(under_test("tied")))

@@ -1,8 +1,12 @@
 """Seeded sampling follows the distribution, and depends on a row's own seed and position only."""
 
+from types import SimpleNamespace
+
 import torch
 
+from rl_rollout_sglang import cpu_plugin
 from rl_rollout_sglang.seeded_sampling import multinomial_with_seed, uniform
+from rl_rollout_sglang.server_env import ENGINE_SEED
 
 PROBS = torch.tensor([0.5, 0.0, 0.25, 0.125, 0.125])
 
@@ -47,3 +51,17 @@ def test_weights_need_not_be_normalised_and_large_vocabularies_are_exact():
     rows = torch.full((1, 50_000), -torch.inf)
     rows[0, 49_999] = -30.0
     assert multinomial_with_seed(rows, torch.tensor([1]), torch.tensor([1])).item() == 49_999
+
+
+def test_requests_without_a_seed_follow_the_engines(monkeypatch):
+    """Each its own, the same again in an engine of the same `seed`."""
+
+    def seeds(engine, given=None):
+        monkeypatch.setenv(ENGINE_SEED, engine)
+        sampling = SimpleNamespace(sampling_seed=given)
+        requests = [SimpleNamespace(rid=rid, sampling_params=sampling) for rid in ("a", "b")]
+        return [cpu_plugin._seed(request) for request in requests]
+
+    assert seeds("0") == seeds("0")
+    assert len({*seeds("0"), *seeds("1")}) == 4
+    assert seeds("0", given=5) == seeds("1", given=5) == [5, 5]

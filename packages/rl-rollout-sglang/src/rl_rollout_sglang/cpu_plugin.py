@@ -18,7 +18,7 @@ unless the server's environment says that the engine runs on cpu (`server_env.CP
     Without it the seed of a request is ignored: SGLang hands seeds to its sampler only in
     "deterministic inference", which the attention for cpu refuses. Its torch sampler takes them,
     but hashes them with a kernel that is not on PyPI (`rl_rollout_sglang.seeded_sampling` does it
-    without). Requests without a seed get one of their id.
+    without). Requests without a seed get one of the configuration's and of their id.
 `batched_attention`
     Without it generation is several times slower, and collapses where other processes use the same
     cores: the torch attention computes one request after the other. Cross attention, sliding
@@ -48,7 +48,7 @@ from typing import Any
 from rl_core.rollout.patch_switch import PatchSwitch
 from rl_core.rollout.version_range import VersionRange
 from rl_rollout_sglang.installed_engine import ENGINE
-from rl_rollout_sglang.server_env import CPU_PLUGIN
+from rl_rollout_sglang.server_env import CPU_PLUGIN, ENGINE_SEED
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +141,12 @@ def _seed_batches() -> None:
 
 
 def _seed(request: Any) -> int:
-    """The request's seed, or one of its id, which is the same on every rank."""
+    """The request's seed, or one of the engine's and its id: the same on every rank."""
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return int(seed)
-    digest = hashlib.blake2s(str(request.rid).encode(), digest_size=8).digest()
+    name = f"{os.environ.get(ENGINE_SEED, '')}:{request.rid}"
+    digest = hashlib.blake2s(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 

@@ -11,6 +11,9 @@ CPU_PLUGIN = "RL_ROLLOUT_SGLANG_CPU"
 """Variable with the number of an engine's ranks on cpu. Without it `cpu_plugin` does nothing: an
 SGLang that somebody else starts in this environment computes as it always did."""
 
+ENGINE_SEED = "RL_ROLLOUT_SGLANG_SEED"
+"""Variable with `config.seed`, for requests that bring none; on cpu."""
+
 
 def server_env(config: SglangConfig, placement: Placement) -> dict[str, str]:
     """Variables to add, before the interpreter starts."""
@@ -38,6 +41,7 @@ def _cpu(config: SglangConfig, placement: Placement) -> dict[str, str]:
     """Reasons are in `cpu_plugin`, which sets what can be set later."""
     return {
         CPU_PLUGIN: str(placement.tp_size),
+        ENGINE_SEED: str(config.seed),
         "OMP_NUM_THREADS": str(threads(config, placement.tp_size)),
         "TORCHDYNAMO_DISABLE": "1",
     }
