@@ -28,15 +28,23 @@ LEARNED = 0.8
 ALGORITHMS = {
     "grpo": [],
     "reference": ["algorithm.kl_coef=0.01"],
-    "dr_grpo": ["config=dr_grpo"],
-    "rloo": ["algorithm.adv_estimator=rloo"],
-    "reinforce_plus_plus": ["algorithm.adv_estimator=reinforce_plus_plus"],
+    "dr_grpo": ["config=dr_grpo", "algorithm.entropy_coef=0.005"],
+    "rloo": ["algorithm.adv_estimator=rloo", "algorithm.entropy_coef=0.005"],
+    "reinforce_plus_plus": [
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "algorithm.entropy_coef=0.05",
+        "trainer.total_training_steps=150",
+    ],
     "dapo": ["config=dapo"],
-    "gspo": ["config=gspo"],
-    "ppo": ["algorithm.adv_estimator=ppo"],
+    "gspo": ["config=gspo", "algorithm.entropy_coef=0.01"],
+    "ppo": ["algorithm.adv_estimator=ppo", "algorithm.entropy_coef=0.05"],
     "rollout_is": ["algorithm.rollout_correction.rollout_is=token"],
 }
-"""What each is called with."""
+"""What each is called with.
+
+Without a bonus for the entropy some settle on a part of the ten digits before they have seen the
+others: their advantages are small (dr_grpo, rloo), or compare a prompt with all others.
+"""
 
 HEADER = "| algorithm | `uv run apps/minirl` with | first | last five | held out | seconds |"
 
