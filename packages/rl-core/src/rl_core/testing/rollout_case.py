@@ -1,6 +1,7 @@
 """A started replica under test, and what the rollout contract does with it."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -13,7 +14,13 @@ import pytest
 
 from rl_core.deadlines import Deadline
 from rl_core.errors import ReplicaFencedError
-from rl_core.interfaces import BucketLease, LeasedTensor, LoadReport, RolloutAdapter
+from rl_core.interfaces import (
+    BucketLease,
+    LeasedTensor,
+    LoadReport,
+    RolloutAdapter,
+    SupportsProgress,
+)
 from rl_core.layout import LayoutSpec
 from rl_core.metadata import Manifest
 from rl_core.testing.weight_set import WeightSet, leases
@@ -209,6 +216,16 @@ class RolloutCase:
     def in_background(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Run something in a thread."""
         return self.threads.submit(function, *args)
+
+    def let_run(self, running: "Future[Any]", delay_s: float | None) -> None:
+        """Let requests run for so long; None: until the engine tells of a token more, if it can."""
+        adapter = self.first
+        if delay_s is not None:
+            time.sleep(delay_s)
+        elif isinstance(adapter, SupportsProgress):
+            before = adapter.tokens_made(self.given.timeout_s)
+            while not running.done() and adapter.tokens_made(self.given.timeout_s) == before:
+                time.sleep(0.001)
 
     # -- comparing
 

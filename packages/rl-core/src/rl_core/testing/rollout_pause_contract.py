@@ -123,9 +123,9 @@ class PauseContract(ServingContract, contract=True):
         """Long requests that have run for a while, some longer than others; never paused."""
         for delay_s in DELAYS_S:
             case.first.continue_(case.given.timeout_s)
-            begun = self.long_requests(case)
-            time.sleep(delay_s)
-            yield begun
+            version, running = self.long_requests(case)
+            case.let_run(running, delay_s)
+            yield version, running
 
 
 def _results(case: RolloutCase, running: "Future[list[Completion]]") -> list[Completion]:

@@ -25,8 +25,9 @@ from rl_core.versions import PolicyVersion
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-DELAYS_S = (0.03, 0.1, 0.01, 0.3, 1.0, 3.0)
-"""How long requests run before they are paused, tried until one is caught in the middle."""
+DELAYS_S = (None, 0.03, 0.1, 0.01, 0.3, 1.0, 3.0)
+"""How long requests run before they are paused, tried until one is caught in the middle; see
+`RolloutCase.let_run`."""
 
 QUEUED_S = 0.5
 """How long a request that came in a pause must stay unanswered."""
@@ -229,11 +230,11 @@ class ServingContract(Contract, contract=True):
         pytest.fail("no request was caught in the middle; give a larger `long_tokens`")
 
     def _paused_update(
-        self, case: RolloutCase, mode: PauseMode, delay_s: float
+        self, case: RolloutCase, mode: PauseMode, delay_s: float | None
     ) -> tuple[PolicyVersion, list[Completion]]:
         """Long requests under A, paused after `delay_s`, an update to B, on again."""
         version, running = self.long_requests(case)
-        time.sleep(delay_s)
+        case.let_run(running, delay_s)
         case.first.pause(mode, case.given.timeout_s)
         try:
             case.sync(case.given.weights_b)
@@ -242,11 +243,11 @@ class ServingContract(Contract, contract=True):
         return version, self.answers(case, running)
 
     def _updated_meanwhile(
-        self, case: RolloutCase, mode: PauseMode, delay_s: float
+        self, case: RolloutCase, mode: PauseMode, delay_s: float | None
     ) -> tuple[PolicyVersion, list[Completion]]:
         """Long requests under A, an update to B after `delay_s` that says what becomes of them."""
         version, running = self.long_requests(case)
-        time.sleep(delay_s)
+        case.let_run(running, delay_s)
         usual = case.first.on_update
         for adapter in case.given.adapters:
             adapter.on_update = mode
