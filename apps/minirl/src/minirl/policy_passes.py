@@ -1,6 +1,7 @@
 """The passes of the policy over a batch: log-probabilities before the update, reference, update."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -31,26 +32,17 @@ class PolicyPasses:
         if known_in_update(self._algorithm, len(batch)) and self._tells():
             return None
         dealt = self._deal(batch)
-        results = self._workers.call_each(
-            "compute_log_prob",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
-        return gather(dealt, results)
+        return gather(dealt, self._each("compute_log_prob", batch, dealt))
 
     def with_reference(self, batch: Sequence[TrainSample]) -> list[TrainSample]:
         """Samples with the reference's log-probabilities, if a KL term needs them."""
         if self._algorithm.kl_coef == 0:
             return list(batch)
         dealt = self._deal(batch)
-        results = self._workers.call_each(
-            "compute_ref_log_prob",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
+        found = gather(dealt, self._each("compute_ref_log_prob", batch, dealt))
         return [
             msgspec.structs.replace(sample, ref_log_probs=log_probs)
-            for sample, log_probs in zip(batch, gather(dealt, results), strict=True)
+            for sample, log_probs in zip(batch, found, strict=True)
         ]
 
     def update(
@@ -69,16 +61,22 @@ class PolicyPasses:
                 for sample, log_probs in zip(batch, old, strict=True)
             ]
         dealt = self._deal(batch)
-        metrics: list[dict[str, float]] = self._workers.call_each(
-            "update_policy",
-            lambda rank: ([batch[position] for position in dealt[rank]],),
-            timeout_s=STEP_TIMEOUT_S,
-        )
+        metrics: list[dict[str, float]] = self._each("update_policy", batch, dealt)
         recomputed = {"old_log_probs/recomputed": float(old is not None)}
         if old is None:
             scores = self._workers.call("update_scores", timeout_s=STEP_TIMEOUT_S)
             old = gather(dealt, scores)
         return {**metrics[0], **recomputed}, list(old)
+
+    def _each(
+        self, method: str, batch: Sequence[TrainSample], dealt: Sequence[Sequence[int]]
+    ) -> list[Any]:
+        """A method of all actor ranks, with the samples dealt to each; results in rank order."""
+        return self._workers.call_each(
+            method,
+            lambda rank: ([batch[position] for position in dealt[rank]],),
+            timeout_s=STEP_TIMEOUT_S,
+        )
 
     def _tells(self) -> bool:
         """Whether this train engine tells what its update computed."""

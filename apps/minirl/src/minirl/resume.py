@@ -8,7 +8,8 @@ from typing import NamedTuple
 from minirl.checkpoints import clean, complete, half_written, step_of
 from minirl.config import MiniRLConfig
 from minirl.resume_settings import check_settings
-from minirl.run_records import CONFIG, METRICS, SUMMARY, TRAJECTORIES, cut_rows
+from minirl.run_files import runs_in
+from minirl.run_records import METRICS, SUMMARY, TRAJECTORIES, cut_rows
 from minirl.run_state import ACTOR, NOTHING_DONE, VERSION_FILE, RunState, read_state
 from rl_core.errors import ConfigError
 from rl_core.logs import kv
@@ -149,13 +150,9 @@ def _newest(run_dir: Path) -> Resumption:
 
 
 def _newest_run() -> Path | None:
-    """The directory of `runs/` whose run was started last, whatever it is called."""
-
-    def started(path: Path) -> tuple[int, Path]:
-        return (path / CONFIG).stat().st_mtime_ns, path
-
-    found = [path.parent for path in RUNS.glob(f"*/{METRICS}")]
-    return max((path for path in found if (path / CONFIG).is_file()), key=started, default=None)
+    """The directory of `runs/` whose run was started last, of those that have metrics."""
+    runs = reversed(runs_in(RUNS))
+    return next((path for path in runs if (path / METRICS).exists()), None)
 
 
 def _run_of(checkpoint: Path) -> Path | None:

@@ -162,8 +162,7 @@ class RolloutManager:
     @property
     def receiving(self) -> list[int]:
         """Rollout ranks of the replicas that the version under way goes to."""
-        replicas = [rank // self.tp_size for rank in range(self.world_size)]
-        return [rank for rank, replica in enumerate(replicas) if self._receives(replica)]
+        return [rank for rank in range(self.world_size) if self._receives(rank // self.tp_size)]
 
     def generate(
         self, requests: Sequence[GenerateRequest], on_ended: OnEnded | None = None
@@ -184,10 +183,9 @@ class RolloutManager:
         left = list(requests)
         while left:
             asked = [rank for rank in self._leaders if self._states[rank].committed is not None]
-            if not asked and failures:
-                raise failures[0]
             if not asked:
-                raise ReplicaFencedError("no replica has weights yet; sync them first")
+                nobody = ReplicaFencedError("no replica has weights yet; sync them first")
+                raise failures[0] if failures else nobody
             before = len(failures)
             for ended in self._ask(left, asked, failures, early=on_ended is not None):
                 fresh = {one.request_id: one for one in ended if one.request_id not in done}
@@ -212,13 +210,12 @@ class RolloutManager:
         """
         share = -(-len(requests) // len(asked))
         watches: dict[int, GenerationWatch] = {}
-        for index, rank in enumerate(asked):
-            block = requests[index * share : (index + 1) * share]
+        for rank, start in zip(asked, range(0, len(requests), share), strict=False):
+            block = requests[start : start + share]
             with self._done_without(rank, failures):
-                if block:
-                    call = self._replicas[rank].server.submit("generate", list(block))
-                    parts = call, self._leaders[rank], self._limits
-                    watches[rank] = GenerationWatch(*parts, block if early else ())
+                call = self._replicas[rank].server.submit("generate", list(block))
+                parts = call, self._leaders[rank], self._limits
+                watches[rank] = GenerationWatch(*parts, block if early else ())
         while watches:
             for rank, watch in list(watches.items()):
                 with self._done_without(rank, failures):

@@ -58,10 +58,19 @@ class RunFiles:
 
 def latest_run(parent: Path) -> Path:
     """The newest run below `parent`; ConfigError if there is none."""
-    runs = [path.parent for path in parent.glob(f"*/{CONFIG}")]
+    runs = runs_in(parent)
     if not runs:
         raise ConfigError(f"show: no run in {parent}/; give the directory of one")
-    return max(runs, key=lambda path: (path / CONFIG).stat().st_mtime)
+    return runs[-1]
+
+
+def runs_in(parent: Path) -> list[Path]:
+    """Directories of runs below `parent`, whatever their names; the one started last is last."""
+
+    def started(path: Path) -> tuple[int, Path]:
+        return (path / CONFIG).stat().st_mtime_ns, path
+
+    return sorted((path.parent for path in parent.glob(f"*/{CONFIG}")), key=started)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rl_train_fsdp.config import FsdpConfig
     from rl_train_fsdp.micro_batches import Batching
     from rl_train_fsdp.optimizer import ShardedAdamW
-    from rl_train_fsdp.policy import Policy
+    from rl_train_fsdp.policy import Policy, TokenScores
     from rl_train_fsdp.process_group import ProcessGroup
     from rl_train_fsdp.rows import Row
 
@@ -41,12 +41,13 @@ class _Progress:
     Attributes:
         sums: of `METRICS`.
         grad_norms: one a step.
-        scores: by the policy before each step, by the position of the sample among the step's.
+        scores: by the policy before the only step, by the position of the sample; None where there
+            are several.
     """
 
     sums: torch.Tensor = field(default_factory=lambda: torch.zeros(len(METRICS)))
     grad_norms: list[float] = field(default_factory=list)
-    scores: dict[int, LogProbs] = field(default_factory=dict)
+    scores: dict[int, LogProbs] | None = None
 
 
 @dataclass
@@ -85,9 +86,10 @@ class PolicyUpdate:
         total = int(self.group.sum(torch.tensor([len(samples)]))[0])
         steps = optimizer_steps(total, self.config.loss.ppo_mini_batch_size)
         epochs = self.config.loss.ppo_epochs
-        samples = self._with_old_log_probs(samples, on_policy=steps * epochs == 1)
+        on_policy = steps * epochs == 1
+        samples = self._with_old_log_probs(samples, on_policy=on_policy)
         lr = learning_rate(self.config.optimizer, self.iteration)
-        progress = _Progress()
+        progress = _Progress(scores={} if on_policy else None)
         self.scores = None
         minis = [[samples[index] for index in part] for part in split_evenly(len(samples), steps)]
         sizes = self.group.sum(torch.stack([loss_sizes(mini) for mini in minis]))
@@ -95,7 +97,7 @@ class PolicyUpdate:
             for mini, size in zip(minis, sizes, strict=True):
                 self._step(mini, size, lr, progress)
         self.iteration += 1
-        if steps * epochs == 1:
+        if progress.scores is not None:
             none = LogProbs([], [])
             self.scores = [progress.scores.get(index, none) for index in range(len(samples))]
         return self._metrics(progress, lr)
@@ -131,12 +133,12 @@ class PolicyUpdate:
         learned = [index for index, sample in enumerate(samples) if any(sample.loss_mask)]
         samples = [samples[index] for index in learned]
         plan = padded_plan(self.batching.plan(samples, loss_only=True), self.group)
-        progress.scores.clear()
         for number, rows in enumerate(plan):
             self._synchronise(last=number == len(plan) - 1)
-            sums, scores = self._accumulate(samples, rows, sizes)
-            progress.sums += sums
-            progress.scores |= {learned[index]: scored for index, scored in scores.items()}
+            batch, scores = self._accumulate(samples, rows, sizes, progress.sums)
+            if progress.scores is not None:
+                of_sample = scores_by_sample(scores, batch).items()
+                progress.scores |= {learned[index]: scored for index, scored in of_sample}
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             msg = (
@@ -154,9 +156,13 @@ class PolicyUpdate:
             self.policy.set_reshard_after_backward(last)
 
     def _accumulate(
-        self, samples: Sequence[TrainSample], rows: Sequence[Row], sizes: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[int, LogProbs]]:
-        """Add one micro-batch's gradient; on the host its metric sums, and scores by sample."""
+        self,
+        samples: Sequence[TrainSample],
+        rows: Sequence[Row],
+        sizes: torch.Tensor,
+        sums: torch.Tensor,
+    ) -> tuple[MicroBatch, TokenScores]:
+        """Add one micro-batch's gradient, and its metrics to `sums`; what was scored, and how."""
         batch = MicroBatch.empty()
         if rows:
             batch = MicroBatch.pack(samples, rows, loss_only=True)
@@ -167,7 +173,8 @@ class PolicyUpdate:
         loss, metrics = policy_loss(scores, inputs, self.config.loss)
         # FSDP averages over the ranks; the weights already divide by what all ranks have.
         (loss * self.group.place.world_size).backward()
-        return metrics.cpu(), scores_by_sample(scores, batch)
+        sums += metrics.cpu()
+        return batch, scores
 
     def _metrics(self, progress: _Progress, lr: float) -> dict[str, float]:
         sums = self.group.sum(progress.sums.double())
